@@ -1,0 +1,1 @@
+"""Floor 0: the nouns that every room shares. NumPy only."""
