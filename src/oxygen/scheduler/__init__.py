@@ -1,0 +1,1 @@
+"""Decides what each step does, in plain integers."""
