@@ -1,0 +1,146 @@
+"""A checkpoint folder, opened: what it says about itself, before any weight is read and without an array framework.
+
+Four formats are known: openpi's PyTorch folder, LeRobot's policy folder, our own, and openpi's JAX (Orbax) folder. Format
+and family come from the content of the files, never from the path. A file `oxygen.json` beside a foreign checkpoint may
+say what that format has no place for (sizes that no tensor shows, robot, prompt templates).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from oxygen.checkpoint.family import detect_family
+from oxygen.checkpoint.index import INDEX_FILE, SINGLE_FILE, TensorIndex, read_index, with_adapter
+from oxygen.checkpoint.jsonfile import read_json
+from oxygen.checkpoint.orbax import find_tree, tree_shapes
+from oxygen.checkpoint.statistics import StatisticsSet, choose_statistics, find_statistics
+from oxygen.core.errors import CheckpointError
+
+OXYGEN, OPENPI, LEROBOT, ORBAX = "oxygen", "openpi-pytorch", "lerobot", "openpi-jax"
+FORMAT_VERSION = 1
+CONFIG_FILE = "config.json"
+SIDECAR_FILE = "oxygen.json"
+ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
+SIDECAR_KEYS = frozenset({"spec", "processor", "robot", "tokenizer", "asset_id"})
+TOKENIZER_FILES = ("tokenizer.model", "paligemma_tokenizer.model", "tokenizer.json")
+"""Where no file is declared, the first of these that the folder has is its tokenizer."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One folder. `declared` is what an oxygen config or sidecar says (`spec`, `processor`, `robot`, ...); `tensors` indexes
+    safetensors weights, `tree` gives the shapes of an Orbax tree by slash-separated path; exactly one of them is set. `adapter` is the
+    configuration of a PEFT adapter whose tensors lie beside the model's (they are part of `tensors`)."""
+
+    folder: Path
+    format: str
+    family: str
+    config: Mapping[str, Any]
+    declared: Mapping[str, Any]
+    tensors: TensorIndex | None = None
+    tree: Mapping[str, tuple[int, ...]] | None = None
+    tree_folder: Path | None = None
+    statistics: tuple[StatisticsSet, ...] = ()
+    tokenizer: Path | None = None
+    adapter: Mapping[str, Any] | None = None
+
+    def statistics_for(self, asset_id: str | None = None) -> StatisticsSet:
+        """The statistics meant: by argument, else as the folder declares, else the only set. See choose_statistics."""
+        return choose_statistics(self.statistics, asset_id or self.declared.get("asset_id"), self.folder)
+
+
+def open_folder(path: str | Path) -> Checkpoint:
+    """Open a checkpoint folder. Raises CheckpointError, with the file and the names concerned, for anything broken."""
+    folder = Path(path)
+    if not folder.is_dir():
+        kind = "is a file; give the folder it lies in" if folder.exists() else "does not exist"
+        raise CheckpointError(f"{folder}: {kind}")
+    config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
+    tensors = read_index(folder)
+    adapter = _adapter(folder)
+    if adapter is not None and tensors is not None:
+        tensors = with_adapter(tensors, folder / ADAPTER_FILE)
+    tree_folder = find_tree(folder) if tensors is None else None
+    if tensors is None and tree_folder is None:
+        raise CheckpointError(_no_weights(folder))
+    format = _format(folder, config, tensors)
+    tree = tree_shapes(tree_folder) if tree_folder is not None else None
+    family = detect_family(tensors if tensors is not None else tree or (), str(folder))
+    declared = _declared(folder, config, format, family)
+    base = folder.parent if tree_folder == folder and folder.name == "params" else folder
+    return Checkpoint(
+        folder=folder,
+        format=format,
+        family=family,
+        config=config,
+        declared=declared,
+        tensors=tensors,
+        tree=tree,
+        tree_folder=tree_folder,
+        statistics=find_statistics(base),
+        tokenizer=_tokenizer(folder, declared),
+        adapter=adapter,
+    )
+
+
+def _format(folder: Path, config: Mapping[str, Any], tensors: TensorIndex | None) -> str:
+    if config.get("format") == OXYGEN:
+        if config.get("version") != FORMAT_VERSION:
+            raise CheckpointError(
+                f"{folder / CONFIG_FILE}: version {config.get('version')!r} of the oxygen format; "
+                f"this release reads version {FORMAT_VERSION}"
+            )
+        return OXYGEN
+    if tensors is None:
+        return ORBAX
+    return LEROBOT if "type" in config else OPENPI
+
+
+def _declared(folder: Path, config: Mapping[str, Any], format: str, family: str) -> Mapping[str, Any]:
+    """What is declared for us: the oxygen config itself, or the sidecar; checked against what the tensors are."""
+    sidecar = folder / SIDECAR_FILE
+    if format == OXYGEN:
+        if config.get("family") != family:
+            raise CheckpointError(
+                f"{folder / CONFIG_FILE}: wrong family: declares {config.get('family')!r}, the tensors are {family}"
+            )
+        if sidecar.is_file():
+            raise CheckpointError(
+                f"{sidecar}: a folder of the oxygen format says everything in {CONFIG_FILE}; remove it"
+            )
+        return {key: config[key] for key in SIDECAR_KEYS & config.keys()}
+    if format == LEROBOT and config["type"] != family:
+        raise CheckpointError(
+            f"{folder / CONFIG_FILE}: wrong family: declares type {config['type']!r}, the tensors are {family}"
+        )
+    declared = read_json(sidecar) if sidecar.is_file() else {}
+    if unknown := sorted(declared.keys() - SIDECAR_KEYS):
+        raise CheckpointError(f"{sidecar}: unknown {', '.join(unknown)}; known: {', '.join(sorted(SIDECAR_KEYS))}")
+    return declared
+
+
+def _tokenizer(folder: Path, declared: Mapping[str, Any]) -> Path | None:
+    if name := declared.get("tokenizer"):
+        path = folder / str(name)
+        if path.parent != folder or not path.is_file():
+            raise CheckpointError(f"{folder}: the declared tokenizer {name!r} is not a file of the folder")
+        return path
+    return next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
+
+
+def _adapter(folder: Path) -> Mapping[str, Any] | None:
+    if not (folder / ADAPTER_FILE).is_file():
+        return None
+    return read_json(folder / ADAPTER_CONFIG)
+
+
+def _no_weights(folder: Path) -> str:
+    if (folder / ADAPTER_FILE).is_file():
+        return f"{folder}: has only an adapter ({ADAPTER_FILE}); put the base model's {SINGLE_FILE} beside it"
+    pickled = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
+    if pickled:
+        return f"{folder}: has only pickled weights ({', '.join(pickled[:6])}), which are never loaded; save as safetensors"
+    return f"{folder}: no weights: neither {SINGLE_FILE}, nor {INDEX_FILE}, nor params/_METADATA (Orbax)"
