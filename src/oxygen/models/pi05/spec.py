@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
+
+import numpy as np
 
 from oxygen.core.errors import CheckpointError
 
@@ -70,14 +73,15 @@ class VisionSpec:
     def num_stem_parameters(self) -> int:
         kernel = self.patch_size if self.stem == "patch" else 3
         channels = self.stem_channels()
-        return sum(kernel * kernel * a * b + b for a, b in zip(channels, channels[1:], strict=False))
+        return sum(kernel * kernel * a * b + b for a, b in itertools.pairwise(channels))
 
 
 @dataclass(frozen=True, slots=True)
 class Pi05Spec:
     """One π0.5. Lengths are tokens; `max_token_len` bounds the prompt; action_dim is the width the model works in.
 
-    num_cameras: image slots of the prefix (fewer may be valid in a frame). num_steps: flow steps where a task names none.
+    num_cameras: image slots of the prefix (fewer may be valid in a frame). num_steps: flow steps where a task names
+    none.
     """
 
     trunk: GemmaSpec
@@ -107,7 +111,7 @@ class Pi05Spec:
         return 2 * self.trunk.depth * self.trunk.kv_width * dtype_bytes
 
     def parameter_counts(self) -> dict[str, int]:
-        """Trained numbers by part: `vision` (with the projector), `trunk` (with the tied table), `expert`, `heads`, `total`."""
+        """Trained numbers: `vision` (with the projector), `trunk` (with the tied table), `expert`, `heads`, `total`."""
         v, t, e = self.vision, self.trunk, self.expert
         block = 4 * (v.width * v.width + v.width) + 2 * v.width * v.mlp_width + v.mlp_width + v.width + 4 * v.width
         vision = v.num_stem_parameters() + v.tokens_per_image * v.width + v.depth * block + 2 * v.width
@@ -130,6 +134,24 @@ class Pi05Spec:
     def from_dict(cls, data: Mapping[str, Any]) -> Pi05Spec:
         """Inverse of to_dict. Unknown, missing and wrongly typed fields raise CheckpointError naming them."""
         return _build(cls, data, "")
+
+
+def flow_times(num_steps: int) -> tuple[float, ...]:
+    """Times of the flow steps, 1 (noise) down to about 1 / num_steps, accumulated in float32 as openpi does it.
+
+    Not recomputed as 1 - i / num_steps: the time embedding multiplies the last bit's difference by up to 1571.
+    """
+    dt = np.float32(flow_dt(num_steps))
+    times, t = [], np.float32(1.0)
+    while t >= -dt / 2:
+        times.append(float(t))
+        t = t + dt
+    return tuple(times)
+
+
+def flow_dt(num_steps: int) -> float:
+    """Time between two flow steps (negative), a float32 value: x ← x + dt · velocity."""
+    return float(np.float32(-1.0 / num_steps))
 
 
 _T = TypeVar("_T")

@@ -1,0 +1,73 @@
+"""The two feed-forward blocks: gated (Gemma) and plain (SigLIP), both with the tanh form of GELU."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from oxygen.layers.torch.linear import Linear, PackedLinear, can_pack
+
+
+class GatedMlp(nn.Module):
+    """down(gelu(gate x) · up x). gate and up are one weight, [2 · mlp_width, width], gate rows first."""
+
+    def __init__(
+        self,
+        width: int,
+        mlp_width: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.gate_up = Linear(width, 2 * mlp_width, dtype=dtype, device=device)
+        self.down = Linear(mlp_width, width, dtype=dtype, device=device)
+        self._packed: tuple[PackedLinear, PackedLinear] | None = None
+
+    def inner(self, x: Tensor) -> Tensor:
+        """x [N, width] -> gelu(gate x) · up x, [N, mlp_width]: what the down map reads."""
+        if self._packed is not None:
+            gate, up = self._packed
+            return up.mul(x, gate.gelu(x))
+        gate_x, up_x = self.gate_up(x).chunk(2, dim=-1)
+        return F.gelu(gate_x, approximate="tanh") * up_x
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.inner(x))
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + the block."""
+        return self.down.add(self.inner(x), residual)
+
+    def pack(self) -> None:
+        """Packed, gate and up are two products: the second one multiplies by the first one's GELU as it goes."""
+        weight = self.gate_up.weight
+        if self._packed is None and weight is not None and can_pack(weight):
+            gate, up = weight.detach().chunk(2, dim=0)
+            self._packed = (PackedLinear(gate), PackedLinear(up))
+            self.gate_up.weight = None
+        self.down.pack()
+
+
+class Mlp(nn.Module):
+    """down(gelu(up x)) with biases."""
+
+    def __init__(
+        self,
+        width: int,
+        mlp_width: int,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.up = Linear(width, mlp_width, bias=True, dtype=dtype, device=device)
+        self.down = Linear(mlp_width, width, bias=True, dtype=dtype, device=device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(self.up.gelu(x))
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + the block."""
+        return self.down.add(self.up.gelu(x), residual)
