@@ -1,0 +1,90 @@
+"""What a checkpoint says about its inputs and outputs, as plain data that travels in its config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from oxygen.core.errors import CheckpointError
+from oxygen.processing.normalize import NEEDED, Dialect, Mode
+from oxygen.processing.robots.robot import SLOTS
+
+
+@dataclass(frozen=True)
+class ProcessorConfig:
+    """Settings of a Processor. Lengths are tokens, image sizes pixels.
+
+    robot: a name, or a map with `name` and options. templates: name of a built-in set, or a map kind -> template.
+    normalization: mode of the state and of the actions; action_normalization: of the actions where it differs.
+    action_dim: width that the model works in; horizon: actions in a chunk. slots: image slots of the prefix, in order.
+    delta_mask: actions predicted relative to the state (None: as the robot has it). required_cameras: the robot's
+    cameras that must come (None: as the robot has it). forbidden: classes of tokens that no text may contain.
+    vocab_size: rows of the model's token table (None: as many as the tokenizer has). asset_id: which set of
+    statistics, where there are several.
+    """
+
+    robot: str | Mapping[str, Any]
+    templates: str | Mapping[str, Any] = "pi05"
+    normalization: Mode = "quantile"
+    action_normalization: Mode | None = None
+    dialect: Dialect = "openpi"
+    image_size: int = 224
+    tokens_per_image: int = 256
+    slots: tuple[str, ...] = SLOTS
+    action_dim: int = 32
+    horizon: int = 50
+    max_token_len: int = 200
+    max_tail_len: int = 256
+    max_prompt_chars: int = 16_384
+    delta_mask: tuple[bool, ...] | None = None
+    required_cameras: tuple[str, ...] | None = None
+    default_prompt: str | None = None
+    forbidden: tuple[str, ...] = ("special", "unused", "location", "segmentation")
+    vocab_size: int | None = None
+    asset_id: str | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("image_size", "tokens_per_image", "action_dim", "horizon", "max_token_len", "max_tail_len"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise CheckpointError(f"processor: {name} is {value!r}, expected an integer of at least 1")
+        for name in ("normalization", "action_normalization"):
+            mode = getattr(self, name)
+            if mode not in NEEDED and not (mode is None and name == "action_normalization"):
+                raise CheckpointError(f"processor: {name} is {mode!r}, expected one of {', '.join(NEEDED)}")
+        if self.dialect not in ("openpi", "lerobot"):
+            raise CheckpointError(f"processor: dialect is {self.dialect!r}, expected openpi or lerobot")
+
+    @classmethod
+    def from_dict(cls, written: Mapping[str, Any]) -> ProcessorConfig:
+        """Read what `to_dict` wrote; unknown and missing keys raise CheckpointError."""
+        known = {field.name for field in fields(cls)}
+        if unknown := sorted(set(written) - known):
+            raise CheckpointError(f"processor: unknown settings {', '.join(unknown)}")
+        if "robot" not in written:
+            raise CheckpointError("processor: no robot named")
+        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in written.items()})
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for config.json."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    def with_(self, **changes: Any) -> ProcessorConfig:
+        return replace(self, **changes)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "libero": {"robot": "libero", "templates": "pi05-libero", "horizon": 10},
+    "droid": {"robot": "droid", "horizon": 15},
+    "droid-joint-position": {"robot": {"name": "droid", "action_space": "joint_position"}, "horizon": 15},
+    "aloha": {"robot": "aloha", "horizon": 50},
+}
+"""What openpi's released π0.5 checkpoints assume for each robot, where a folder does not say it itself."""
+
+
+def preset(robot: str, **changes: Any) -> ProcessorConfig:
+    """The configuration of one of openpi's robots. Raises CheckpointError for an unknown name, never guesses."""
+    if robot not in PRESETS:
+        raise CheckpointError(f"robot {robot!r}: expected one of {', '.join(PRESETS)}")
+    return ProcessorConfig(**{**PRESETS[robot], **changes})

@@ -1,0 +1,29 @@
+"""LIBERO (openpi's pi05_libero): two cameras, end-effector state, relative end-effector actions."""
+
+from __future__ import annotations
+
+from oxygen.processing.robots.robot import SLOTS, ActionPart, Camera, Robot, StatePart
+from oxygen.processing.transforms import Pipeline, SliceActions
+
+STATE_DIM = 8
+"""End-effector position (3), axis-angle (3), gripper joints (2)."""
+
+
+def libero() -> Robot:
+    """Pictures must come turned by 180 degrees, as LIBERO's training data was: the client does it, nobody else."""
+    return Robot(
+        name="libero",
+        cameras=(
+            Camera("image", SLOTS[0], (("observation/image",),)),
+            Camera("wrist_image", SLOTS[1], (("observation/wrist_image",),)),
+        ),
+        state=(StatePart((("observation/state",),), STATE_DIM),),
+        actions=(
+            ActionPart("end-effector position", 3, "delta", "controller input in [-1, 1]", "base"),
+            ActionPart("end-effector rotation", 3, "delta", "controller input in [-1, 1], axis-angle", "base"),
+            ActionPart("gripper", 1, "absolute", "-1 open, 1 closed", "gripper"),
+        ),
+        pipeline=Pipeline(outputs=(SliceActions(7),)),
+        control_hz=20.0,
+        replan_steps=5,
+    )
