@@ -15,8 +15,8 @@ from oxygen.sim.tasks import LAYOUTS_PER_BLOCK, TASKS
 
 CAMERAS = ("front", "wrist")
 PICTURE = 64
-"""Side of a camera picture in pixels. Pictures are rendered at twice this and averaged: MuJoCo's own antialiasing halves
-the frame rate, four times the pixels cost a tenth of it."""
+"""Side of a camera picture in pixels. Pictures are rendered at twice this and averaged: MuJoCo's own antialiasing
+halves the frame rate, four times the pixels cost a tenth of it."""
 JOINT = 9
 """Index in qpos of the mechanism's joint: the arm's seven joints and two fingers come first in all eight scenes."""
 READING = 18

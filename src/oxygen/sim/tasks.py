@@ -9,7 +9,8 @@ from dataclasses import dataclass
 class Mechanism:
     """What the arm acts on: its words and how far its joint travels.
 
-    noun: the thing; part: what the gripper goes to; at_distance: metres between the two below which it is there; full: joint value (m or rad) that counts as extent 1.
+    noun: the thing; part: what the gripper goes to; at_distance: metres between the two below which it is there.
+    full: joint value (m or rad) that counts as extent 1.
     levels: words for extent below 0.2, between, and above 0.8; `opposite` the same for negative extents (a faucet turns
     both ways), or empty. adjective: the word of the question about the far end of the joint.
     """

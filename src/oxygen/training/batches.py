@@ -69,7 +69,7 @@ class Batch:
 
 
 class Curriculum:
-    """Draws batches from frames. text_share: share of samples that carry text; weights: relative chance of each frame."""
+    """Draws batches from frames. text_share: share of samples with text; weights: relative chance of each frame."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ def _teacher_forced(tails: list[tuple[int, ...]], prompts: list[int]) -> tuple[n
 
 
 def _pictures(images: np.ndarray, rng: np.random.Generator, *, augment: bool) -> np.ndarray:
-    """[B, cameras, S, S, 3] uint8 to float32 in [-1, 1]; augmented: shifted with repeated borders, brighter or darker, tinted."""
+    """[B, cameras, S, S, 3] uint8 to float32 in [-1, 1]; augmented: shifted, brighter or darker, tinted."""
     if not augment:
         return images.astype(np.float32) / 127.5 - 1.0
     size = images.shape[2]

@@ -1,4 +1,4 @@
-"""Recorded frames on disk: one .npz per task and round, raw facts only. Sentences are computed when training reads them."""
+"""Recorded frames on disk: one .npz per task and round, raw facts only. Training makes the sentences."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ FORMAT = 1
 class Frames:
     """Columns of equal length.
 
-    images [n, cameras, S, S, 3] uint8, states [n, 4] float32, chunks [n, H, 4] float32 (the expert's actions from there on),
-    tasks [n] index into TASK_NAMES, offsets [n, 3] gripper minus part (m), extents and start_extents [n], done [n],
-    seeds [n] layout seed of the episode, steps [n] control step.
+    images [n, cameras, S, S, 3] uint8, states [n, 4] float32, chunks [n, H, 4] float32 (the expert's actions from
+    there on), tasks [n] index into TASK_NAMES, offsets [n, 3] gripper minus part (m), extents and start_extents [n],
+    done [n], seeds [n] layout seed of the episode, steps [n] control step.
     """
 
     images: np.ndarray

@@ -1,4 +1,4 @@
-"""The words of the checkpoint: prompt templates, the tokenizer trained on its texts, and which sentence a frame teaches."""
+"""The words of the checkpoint: prompt templates, its tokenizer, and which sentence a frame teaches."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PAD, EOS, BOS = 0, 1, 2
 NUM_BINS = 256
 VOCAB_SIZE = 1024
 
-PREFIX = "Task: {instruction}, State: {state};\n"
+PREFIX = "Task: {prompt}, State: {state};\n"
 TAILS = {
     "subtask": "Subtask:",
     "narration": "Narration:",
@@ -29,9 +29,7 @@ TAILS = {
 KINDS = tuple(TAILS)
 
 # Words that no frame says but an operator may: they get whole tokens, so that a strange question stays short.
-FURTHER_WORDS = (
-    "is are was the a an what where which how why when who can do did does you i it there this that not now".split()
-)
+FURTHER_WORDS = "is are was the a an what where which how why when who can do did does you i it there this that not now"
 
 
 def bins_text(normalised: np.ndarray) -> str:
@@ -44,7 +42,7 @@ def all_texts() -> Iterator[str]:
     """Every sentence that a frame of any task can teach, with its prompts."""
     for name, task in TASKS.items():
         for instruction in (task.instruction, *task.phrasings):
-            yield PREFIX.format(instruction=instruction, state="0")
+            yield PREFIX.format(prompt=instruction, state="0")
         for facts in _all_facts(name):
             for text in (subtask(facts), narration(facts), memory(facts)):
                 yield " " + text
@@ -54,7 +52,7 @@ def all_texts() -> Iterator[str]:
                     yield " " + question.answer
     for tail in TAILS.values():
         yield tail.format(question="what is it?")
-    yield " " + " ".join(FURTHER_WORDS)
+    yield " " + FURTHER_WORDS
     for number in range(-1, NUM_BINS):
         yield f" {number}"
 
@@ -76,7 +74,10 @@ def train_tokenizer(path: Path) -> WordPieces:
     pieces.normalizer = normalizers.Replace(" ", "▁")
     # A space belongs to the word that follows it; punctuation and line ends stand alone.
     pieces.pre_tokenizer = pre_tokenizers.Split(Regex(r"▁?[^▁\s:;,.?]+|[▁\s:;,.?]"), "isolated")
-    pieces.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    # Sentences follow their prompt after a space, which is not part of the answer: decoding strips it.
+    pieces.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     special = [AddedToken(token, special=True, normalized=False) for token in ("<pad>", "<eos>", "<bos>", "<unk>")]
     bytes_ = [AddedToken(f"<0x{i:02X}>", special=False, normalized=False) for i in range(256)]
     trainer = trainers.BpeTrainer(
@@ -112,7 +113,7 @@ class Words:
 
     def prefix(self, instruction: str, normalised_state: np.ndarray) -> tuple[int, ...]:
         """BOS and the prompt; the state's numbers are looked up one by one, since every one is a single token."""
-        head, tail = PREFIX.format(instruction=instruction, state="\0").split(" \0")
+        head, tail = PREFIX.format(prompt=instruction, state="\0").split(" \0")
         numbers = [i for n in bins_text(normalised_state).split() for i in self.encode(f" {n}")]
         return (BOS, *self.encode(head), *numbers, *self.encode(tail))
 

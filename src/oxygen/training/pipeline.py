@@ -28,7 +28,7 @@ def progress_bars() -> Progress:
 
 
 def train(work: Path, recipe: Recipe) -> None:
-    """Run all stages in `work`: demonstrations, tokenizer, then each stage of the recipe with its rollouts before it."""
+    """Run all stages in `work`: demonstrations, tokenizer, then the recipe's stages, each with its rollouts first."""
     require_simulator()
     work.mkdir(parents=True, exist_ok=True)
     (work / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1), encoding="utf-8")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from oxygen.models.pi05.spec import PRESETS, GemmaSpec, Pi05Spec, VisionSpec
+from oxygen.models.pi05.spec import PRESETS, GemmaSpec, VisionSpec
 
 FLOW_STEPS = 5
 EXECUTED = 5

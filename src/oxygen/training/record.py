@@ -1,4 +1,4 @@
-"""Demonstrations: the scripted expert with disturbed motion, labelled at every state with what it would do undisturbed."""
+"""Demonstrations: the scripted expert, disturbed, and at every state what it would do undisturbed."""
 
 from __future__ import annotations
 

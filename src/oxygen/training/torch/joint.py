@@ -1,7 +1,7 @@
 """One forward pass over prefix, tails and noised chunks together, as training sees them.
 
-The prefix (pictures and prompt) is one bidirectional block; every tail hangs on its sample's prefix causally; every noised
-chunk reads its sample's prefix and itself. This equals prefill, decode and act of the engine (a test compares them).
+The prefix (pictures and prompt) is one bidirectional block; every tail hangs on its sample's prefix causally; every
+noised chunk reads its sample's prefix and itself. This equals prefill, decode and act of the engine (tested).
 """
 
 from __future__ import annotations

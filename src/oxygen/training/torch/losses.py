@@ -34,7 +34,7 @@ class Losses:
 
 @dataclass(frozen=True, slots=True)
 class Encoded:
-    """A prefix after the trunk: K and V per layer, which tokens exist [B, L], lengths [B], and the hidden states kept."""
+    """A prefix after the trunk: K and V per layer, which tokens exist [B, L], lengths [B], kept hidden states."""
 
     kept: list[tuple[Tensor, Tensor]]
     valid: Tensor
@@ -45,7 +45,7 @@ class Encoded:
 def encode(model: Pi05, batch: Batch) -> Encoded:
     """Trunk over prefixes and tails. hidden: the B last prompt tokens, then the R x T tail tokens."""
     images = torch.from_numpy(batch.images).permute(0, 1, 4, 2, 3)
-    size, num_cameras = images.shape[:2]
+    size = len(images)
     pictures = model.embed_images(images.flatten(0, 1).contiguous())
     pictures = pictures.reshape(size, -1, pictures.shape[-1])
     prefix_ids = torch.from_numpy(batch.prefix_ids)

@@ -1,4 +1,4 @@
-"""The half-trained policy on the arm: for rollouts between stages, before there is a checkpoint for the engine to open."""
+"""The half-trained policy on the arm, for rollouts between stages, before a checkpoint exists."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ AUX_WIDTH = 4
 class Trainer:
     """Model, averaged weights and optimiser of one run, kept in `folder`.
 
-    A new Trainer on a folder that holds a state goes on from there. Batches and noise depend on (seed, step) alone, so a
-    run in pieces equals a run in one go as long as the frames are the same.
+    A new Trainer on a folder that holds a state goes on from there. Batches and noise depend on (seed, step) alone, so
+    a run in pieces equals a run in one go as long as the frames are the same.
     """
 
     def __init__(self, folder: Path, recipe: Recipe, words: Words) -> None:
