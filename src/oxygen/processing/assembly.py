@@ -47,7 +47,7 @@ def normalizers_of(config: ProcessorConfig, robot: Robot, statistics: Statistics
     for name, mode in modes.items():
         found: FieldStatistics | None = getattr(statistics, name) if statistics else None
         if mode != "identity" and dims[name]:
-            if found is None:
+            if statistics is None or found is None:
                 raise CheckpointError(f"normalisation of {name} by {mode}: the checkpoint has no statistics of {name}")
             if not dims[name] <= found.dim <= max(config.action_dim, dims[name]):
                 raise CheckpointError(

@@ -64,7 +64,8 @@ class ProcessorConfig:
             raise CheckpointError(f"processor: unknown settings {', '.join(unknown)}")
         if "robot" not in written:
             raise CheckpointError("processor: no robot named")
-        return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in written.items()})
+        settings: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in written.items()}
+        return cls(**settings)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for config.json."""

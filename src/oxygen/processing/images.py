@@ -86,4 +86,5 @@ def _truncated(array: np.ndarray, name: str) -> np.ndarray:
             raise InvalidInput(name, "finite numbers", f"{array[tuple(where)]} at {where} (height, width, channel)")
         raise InvalidInput(name, "float values in [0, 1]", f"[{low:g}, {high:g}]")
     # The product is taken in the picture's own precision, as the reference does: the last bit decides the truncation.
-    return np.clip(255 * array, 0, 255).astype(np.uint8)
+    picture: np.ndarray = np.clip(255 * array, 0, 255).astype(np.uint8)
+    return picture

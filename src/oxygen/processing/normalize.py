@@ -57,13 +57,7 @@ class Normalizer:
         n = x.shape[-1]
         if n > self.statistics.dim:
             raise InvalidInput(self.field, f"at most {self.statistics.dim} dimensions", f"{n}")
-        low, high = self._pair(n)
-        if self.mode == "zscore":
-            eps = x.dtype.type(_LEROBOT_EPS) if self.dialect == "lerobot" else _OPENPI_EPS
-            return (x - low) / (high + eps)
-        if self.dialect == "lerobot":
-            return np.float32(2) * (x - low) / _lerobot_width(low, high) - np.float32(1)
-        return (x - low) / (high - low + _OPENPI_EPS) * 2.0 - 1.0
+        return self._into(x, *self._pair(n))
 
     def unnormalize(self, y: np.ndarray) -> np.ndarray:
         """The way back. y [..., n] with n at least `dim`; raises InvalidInput where it is narrower."""
@@ -82,13 +76,27 @@ class Normalizer:
             rest = rest * (1.0 + _OPENPI_EPS)
         return np.concatenate([back, rest], axis=-1)
 
+    def _into(self, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """low and high: mean and std, or the two ends of the range, [n]."""
+        y: np.ndarray
+        if self.mode == "zscore":
+            y = (x - low) / (high + (np.float32(_LEROBOT_EPS) if self.dialect == "lerobot" else _OPENPI_EPS))
+        elif self.dialect == "lerobot":
+            y = np.float32(2) * (x - low) / _lerobot_width(low, high) - np.float32(1)
+        else:
+            y = (x - low) / (high - low + _OPENPI_EPS) * 2.0 - 1.0
+        return y
+
     def _back(self, y: np.ndarray) -> np.ndarray:
         low, high = self._pair(self.statistics.dim)
+        x: np.ndarray
         if self.mode == "zscore":
-            return y * high + low if self.dialect == "lerobot" else y * (high + _OPENPI_EPS) + low
-        if self.dialect == "lerobot":
-            return (y + np.float32(1)) * _lerobot_width(low, high) / np.float32(2) + low
-        return (y + 1.0) / 2.0 * (high - low + _OPENPI_EPS) + low
+            x = y * (high if self.dialect == "lerobot" else high + _OPENPI_EPS) + low
+        elif self.dialect == "lerobot":
+            x = (y + np.float32(1)) * _lerobot_width(low, high) / np.float32(2) + low
+        else:
+            x = (y + 1.0) / 2.0 * (high - low + _OPENPI_EPS) + low
+        return x
 
     def _pair(self, n: int) -> tuple[np.ndarray, np.ndarray]:
         low, high = (getattr(self.statistics, name)[:n] for name in NEEDED[self.mode])

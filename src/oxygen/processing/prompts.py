@@ -51,10 +51,10 @@ BUILT_IN: dict[str, dict[str, Any]] = {
     },
     "shared": {
         "action": {"prefix": _SHARED},
-        "subtask": {"prefix": _SHARED, "tail": "Subtask: "},
-        "narration": {"prefix": _SHARED, "tail": "Narration: "},
-        "memory": {"prefix": _SHARED, "tail": "Memory: "},
-        "answer": {"prefix": _SHARED, "tail": "Question: {question}\nAnswer: "},
+        "subtask": {"prefix": _SHARED, "tail": "Subtask:"},
+        "narration": {"prefix": _SHARED, "tail": "Narration:"},
+        "memory": {"prefix": _SHARED, "tail": "Memory:"},
+        "answer": {"prefix": _SHARED, "tail": "Question: {question} Answer:"},
     },
 }
 """Template sets by name. `pi05`: openpi's action prompt, and the subtask prompt of its reproductions (its own prefix,

@@ -9,10 +9,10 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import sentencepiece
@@ -40,42 +40,23 @@ _NAMED = {
 _PRINTABLE = frozenset(range(0x20, 0x7F)) | {0x0A}
 
 
-class Tokenizer(Protocol):
-    """Text and tokens. All methods may be called from several threads."""
-
-    vocab_size: int
-    bos_id: int | None
-    pad_id: int | None
-    eos_ids: tuple[int, ...]
-
-    def encode(self, text: str, *, bos: bool = False) -> list[int]: ...
-
-    def decode(self, ids: Iterable[int]) -> str: ...
-
-    def stream(self) -> TextStream: ...
-
-    def forbidden(self, classes: Sequence[str], vocab_size: int) -> np.ndarray: ...
-
-
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
     """What each id stands for. names: as the file writes it. contents: bytes of text (empty for control tokens).
 
-    strips_space: the text loses one leading space, which the tokenizer itself put there when it encoded.
+    A text loses one leading space: it only parts the text from what stood before it.
     """
 
     names: tuple[str, ...]
     contents: tuple[bytes, ...]
     special: frozenset[int]
-    strips_space: bool
 
     def decode(self, ids: Iterable[int]) -> str:
         text = b"".join([self.contents[i] for i in ids if 0 <= i < len(self.contents)]).decode("utf-8", "replace")
-        return text[1:] if self.strips_space and text.startswith(" ") else text
+        return text.removeprefix(" ")
 
     def forbidden(self, classes: Sequence[str], vocab_size: int, eos_ids: Sequence[int]) -> np.ndarray:
-        """[vocab_size] bool, true for tokens of these classes and for ids that no token has. End of text stays
-        allowed."""
+        """[vocab_size] bool, true for tokens of these classes and for ids that no token has; never for `eos_ids`."""
         if unknown := [name for name in classes if name not in FORBIDDEN_CLASSES]:
             raise CheckpointError(f"forbidden tokens {unknown[0]!r}: expected {', '.join(FORBIDDEN_CLASSES)}")
         mask = np.ones(vocab_size, dtype=bool)
@@ -89,103 +70,52 @@ class Vocabulary:
 
 
 class TextStream:
-    """Tokens to text, piece by piece; all pieces and the rest that `finish` returns, joined, are what `decode`
-    gives."""
+    """Tokens to text, piece by piece: the pieces, joined with what `finish` returns, are what `decode` gives."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._contents = vocabulary.contents
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._strips_space = vocabulary.strips_space
+        self._has_begun = False
 
     def push(self, token_id: int) -> str:
         """Take one more token; return the characters that it completes (often none or one)."""
         content = self._contents[token_id] if 0 <= token_id < len(self._contents) else b""
-        return self._stripped(self._utf8.decode(content))
+        return self._begun(self._utf8.decode(content))
 
     def finish(self) -> str:
         """Bytes that never became a character, as replacement marks."""
-        return self._stripped(self._utf8.decode(b"", final=True))
+        return self._begun(self._utf8.decode(b"", final=True))
 
-    def _stripped(self, text: str) -> str:
-        if text and self._strips_space:
-            self._strips_space = False
-            return text.removeprefix(" ")
-        return text
-
-
-class SentencePieceTokenizer:
-    """A sentencepiece model file."""
-
-    def __init__(self, path: Path) -> None:
-        try:
-            self._model = sentencepiece.SentencePieceProcessor(model_file=str(path))
-        except (RuntimeError, OSError) as error:
-            raise CheckpointError(f"{path}: not a sentencepiece model: {error}") from error
-        model = self._model
-        self.vocab_size = model.get_piece_size()
-        self.bos_id = model.bos_id() if model.bos_id() >= 0 else None
-        self.pad_id = model.pad_id() if model.pad_id() >= 0 else None
-        self.eos_ids = (model.eos_id(),) if model.eos_id() >= 0 else ()
-        names = tuple(model.id_to_piece(list(range(self.vocab_size))))
-        special = frozenset(i for i in range(self.vocab_size) if model.is_control(i) or model.is_unknown(i))
-        contents = tuple(_piece_bytes(model, i, name) for i, name in enumerate(names))
-        self.vocabulary = Vocabulary(names, contents, special, _strips_space(contents, model.decode))
-
-    def encode(self, text: str, *, bos: bool = False) -> list[int]:
-        ids = self._model.encode(text)
-        return [self._bos(), *ids] if bos else ids
-
-    def decode(self, ids: Iterable[int]) -> str:
-        return self.vocabulary.decode(ids)
-
-    def stream(self) -> TextStream:
-        return TextStream(self.vocabulary)
-
-    def forbidden(self, classes: Sequence[str], vocab_size: int) -> np.ndarray:
-        return self.vocabulary.forbidden(classes, vocab_size, self.eos_ids)
-
-    def _bos(self) -> int:
-        if self.bos_id is None:
-            raise CheckpointError("the tokenizer has no token for the beginning of a text")
-        return self.bos_id
+    def _begun(self, text: str) -> str:
+        if self._has_begun or not text:
+            return text
+        self._has_begun = True
+        return text.removeprefix(" ")
 
 
-class JsonTokenizer:
-    """A `tokenizer.json` of the `tokenizers` library: byte-level, byte-fallback or plain pieces."""
+@dataclass(frozen=True, slots=True, eq=False)
+class Tokenizer:
+    """Text and tokens. All methods may be called from several threads.
 
-    def __init__(self, path: Path, bos: str | None = None, eos: Sequence[str] = ()) -> None:
-        try:
-            written = json.loads(path.read_text(encoding="utf-8"))
-            self._model = tokenizers.Tokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception for a file that it cannot use
-            raise CheckpointError(f"{path}: not a tokenizer file: {error}") from error
-        # Words of an operator that look like a control token are words, not control.
-        self._model.encode_special_tokens = True
-        self._model.no_padding()
-        self._model.no_truncation()
-        ids = self._model.get_vocab(with_added_tokens=True)
-        self.vocab_size = max(ids.values()) + 1
-        added = {token["id"]: bool(token["special"]) for token in written.get("added_tokens") or ()}
-        special = frozenset(i for i, is_special in added.items() if is_special)
-        self.bos_id = _one(ids, (bos,) if bos else _BOS_NAMES)
-        self.pad_id = next((ids[name] for name in _PAD_NAMES if name in ids), None)
-        self.eos_ids = tuple(ids[name] for name in (eos or _EOS_NAMES) if name in ids)
-        names = [""] * self.vocab_size
-        for name, i in ids.items():
-            names[i] = name
-        to_bytes = _reader(written.get("decoder"), path)
-        contents = tuple(
-            b"" if i in special else name.encode() if i in added else to_bytes(name) for i, name in enumerate(names)
-        )
-        self.vocabulary = Vocabulary(tuple(names), contents, special, _strips_space(contents, self._model.decode))
+    to_ids: the library's encoder, without control tokens. eos_ids: tokens that end a text.
+    """
+
+    vocabulary: Vocabulary
+    to_ids: Callable[[str], list[int]]
+    bos_id: int | None
+    pad_id: int | None
+    eos_ids: tuple[int, ...]
+
+    @property
+    def vocab_size(self) -> int:
+        return len(self.vocabulary.names)
 
     def encode(self, text: str, *, bos: bool = False) -> list[int]:
-        ids = self._model.encode(text, add_special_tokens=False).ids
         if not bos:
-            return ids
+            return self.to_ids(text)
         if self.bos_id is None:
             raise CheckpointError("the tokenizer has no token for the beginning of a text")
-        return [self.bos_id, *ids]
+        return [self.bos_id, *self.to_ids(text)]
 
     def decode(self, ids: Iterable[int]) -> str:
         return self.vocabulary.decode(ids)
@@ -194,6 +124,7 @@ class JsonTokenizer:
         return TextStream(self.vocabulary)
 
     def forbidden(self, classes: Sequence[str], vocab_size: int) -> np.ndarray:
+        """[vocab_size] bool, see Vocabulary.forbidden."""
         return self.vocabulary.forbidden(classes, vocab_size, self.eos_ids)
 
 
@@ -204,10 +135,62 @@ def load_tokenizer(path: Path | str, *, bos: str | None = None, eos: Sequence[st
     """
     path = Path(path)
     if path.suffix == ".model":
-        return SentencePieceTokenizer(path)
+        return _from_sentencepiece(path)
     if path.suffix == ".json":
-        return JsonTokenizer(path, bos, eos)
+        return _from_json(path, bos, eos)
     raise CheckpointError(f"{path}: expected a tokenizer file, .model or .json")
+
+
+def byte_tokenizer() -> Tokenizer:
+    """One token per byte, for models without a vocabulary of their own (random weights, tests): 0 pad, 1 end, 2
+    begin."""
+    control = ("<pad>", "<eos>", "<bos>")
+    names = control + tuple(f"<0x{byte:02X}>" for byte in range(256))
+    contents = (b"",) * len(control) + tuple(bytes([byte]) for byte in range(256))
+    vocabulary = Vocabulary(names, contents, frozenset(range(len(control))))
+    return Tokenizer(vocabulary, lambda text: [byte + len(control) for byte in text.encode()], 2, 0, (1,))
+
+
+def _from_sentencepiece(path: Path) -> Tokenizer:
+    try:
+        model = sentencepiece.SentencePieceProcessor(model_file=str(path))
+    except (RuntimeError, OSError) as error:
+        raise CheckpointError(f"{path}: not a sentencepiece model: {error}") from error
+    ids = range(model.get_piece_size())
+    names = tuple(model.id_to_piece(list(ids)))
+    special = frozenset(i for i in ids if model.is_control(i) or model.is_unknown(i))
+    contents = tuple(_piece_bytes(model, i, name) for i, name in enumerate(names))
+    bos, pad, eos = (i if i >= 0 else None for i in (model.bos_id(), model.pad_id(), model.eos_id()))
+    return Tokenizer(Vocabulary(names, contents, special), model.encode, bos, pad, () if eos is None else (eos,))
+
+
+def _from_json(path: Path, bos: str | None, eos: Sequence[str]) -> Tokenizer:
+    try:
+        written = json.loads(path.read_text(encoding="utf-8"))
+        model = tokenizers.Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises bare Exception for a file that it cannot use
+        raise CheckpointError(f"{path}: not a tokenizer file: {error}") from error
+    # Words of an operator that look like a control token are words, not control.
+    model.encode_special_tokens = True
+    model.no_padding()
+    model.no_truncation()
+    ids = model.get_vocab(with_added_tokens=True)
+    added = {token["id"]: bool(token["special"]) for token in written.get("added_tokens") or ()}
+    special = frozenset(i for i, is_special in added.items() if is_special)
+    names = [""] * (max(ids.values()) + 1)
+    for name, i in ids.items():
+        names[i] = name
+    to_bytes = _reader(written.get("decoder"), path)
+    contents = tuple(
+        b"" if i in special else name.encode() if i in added else to_bytes(name) for i, name in enumerate(names)
+    )
+    return Tokenizer(
+        vocabulary=Vocabulary(tuple(names), contents, special),
+        to_ids=lambda text: list(model.encode(text, add_special_tokens=False).ids),
+        bos_id=next((ids[name] for name in ((bos,) if bos else _BOS_NAMES) if name in ids), None),
+        pad_id=next((ids[name] for name in _PAD_NAMES if name in ids), None),
+        eos_ids=tuple(ids[name] for name in (eos or _EOS_NAMES) if name in ids),
+    )
 
 
 def _piece_bytes(model: sentencepiece.SentencePieceProcessor, i: int, name: str) -> bytes:
@@ -223,7 +206,7 @@ def _piece_bytes(model: sentencepiece.SentencePieceProcessor, i: int, name: str)
 def _reader(decoder: dict[str, Any] | None, path: Path) -> Callable[[str], bytes]:
     """How the names of a `tokenizer.json` spell bytes, from the decoder that the file declares."""
     if decoder is None:
-        return lambda name: f" {name}".encode()  # plain words, joined by spaces
+        return lambda name: f" {name}".encode()  # whole words, parted by spaces
     kinds = {part["type"] for part in decoder.get("decoders", [decoder])}
     if "ByteLevel" in kinds:
         table = _byte_alphabet()
@@ -243,15 +226,3 @@ def _byte_alphabet() -> dict[str, int]:
     own = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in own]
     return {chr(byte): byte for byte in own} | {chr(0x100 + i): byte for i, byte in enumerate(rest)}
-
-
-def _strips_space(contents: Sequence[bytes], decode: Callable[[list[int]], str]) -> bool:
-    """Whether the library itself drops the space in front of a text, asked of one piece that begins with a space."""
-    for i, content in enumerate(contents):
-        if content.startswith(b" ") and content[1:2].isalnum():
-            return not decode([i]).startswith(" ")
-    return False
-
-
-def _one(ids: Mapping[str, int], names: Sequence[str | None]) -> int | None:
-    return next((ids[name] for name in names if name in ids), None)

@@ -57,7 +57,7 @@ def aloha(adapt_to_pi: bool = True, use_delta: bool = True) -> Robot:
 
 def state_to_pi(state: np.ndarray) -> np.ndarray:
     """[..., 14] as ALOHA reports it -> pi space: signs, then the gripper's opening to an angle by its linkage."""
-    turned = SIGNS * state
+    turned: np.ndarray = SIGNS * state
     opening = turned[..., GRIPPERS] * (_OPENING[1] - _OPENING[0]) + _OPENING[0]
     sine = (_HORN**2 + opening**2 - _ARM**2) / (2 * _HORN * opening)
     angle = np.arcsin(np.clip(sine, -1.0, 1.0))
@@ -67,14 +67,14 @@ def state_to_pi(state: np.ndarray) -> np.ndarray:
 
 def actions_from_pi(actions: np.ndarray) -> np.ndarray:
     """[..., 14] in pi space -> what ALOHA takes: signs, then the gripper's angle to its own range."""
-    turned = SIGNS * actions
+    turned: np.ndarray = SIGNS * actions
     turned[..., GRIPPERS] = (turned[..., GRIPPERS] + _ANGLE_IN[0] - _ANGLE_OUT[0]) / (_ANGLE_OUT[1] - _ANGLE_OUT[0])
     return turned
 
 
 def actions_to_pi(actions: np.ndarray) -> np.ndarray:
     """The inverse of `actions_from_pi` (training)."""
-    turned = SIGNS * actions
+    turned: np.ndarray = SIGNS * actions
     turned[..., GRIPPERS] = turned[..., GRIPPERS] * (_ANGLE_OUT[1] - _ANGLE_OUT[0]) + _ANGLE_OUT[0] - _ANGLE_IN[0]
     return turned
 
