@@ -1,7 +1,7 @@
-"""Which family of models a set of tensor names belongs to. Derived from the names alone, never from a path or a file name.
+"""Which family of models a set of tensor names belongs to. Derived from the names alone, never from a path.
 
-A family is recognised by marks: every pattern must be found in some tensor name, none of `without` may be. Families that
-are recognised but not served are listed too, so that the refusal can say what the folder really is.
+A family is recognised by marks: every pattern must be found in some tensor name, none of `without` may be. Families
+that are recognised but not served are listed too, so that the refusal can say what the folder really is.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ FAMILIES = (
 
 
 def detect_family(tensor_names: Iterable[str], where: str) -> str:
-    """The family of these names (dotted, or slash-separated paths of a JAX tree). Raises CheckpointError if none is served."""
+    """The family of these names (dotted, or slash-separated paths of a JAX tree).
+
+    Raises CheckpointError, saying what it is instead, if it is none that is served.
+    """
     found = list(tensor_names)
     for family in FAMILIES:
         if all(_any(mark, found) for mark in family.marks) and not any(_any(mark, found) for mark in family.without):
@@ -55,7 +58,8 @@ def detect_family(tensor_names: Iterable[str], where: str) -> str:
                 raise CheckpointError(f"{where}: wrong family: {family.note}; served: {', '.join(served())}")
             return family.name
     raise CheckpointError(
-        f"{where}: wrong family: the tensors are of no known one (served: {', '.join(served())}); it holds {names(found, 6)}"
+        f"{where}: wrong family: the tensors are of no known one (served: {', '.join(served())}); "
+        f"it holds {names(found, 6)}"
     )
 
 

@@ -1,8 +1,8 @@
-"""A checkpoint folder, opened: what it says about itself, before any weight is read and without an array framework.
+"""A checkpoint folder, opened: what it says about itself, before any weight is read and without a framework.
 
-Four formats are known: openpi's PyTorch folder, LeRobot's policy folder, our own, and openpi's JAX (Orbax) folder. Format
-and family come from the content of the files, never from the path. A file `oxygen.json` beside a foreign checkpoint may
-say what that format has no place for (sizes that no tensor shows, robot, prompt templates).
+Four formats are known: openpi's PyTorch folder, LeRobot's policy folder, our own, and openpi's JAX (Orbax) folder.
+Format and family come from the content of the files, never from the path. A file `oxygen.json` beside a foreign
+checkpoint may say what that format has no place for (sizes that no tensor shows, robot, prompt templates).
 """
 
 from __future__ import annotations
@@ -16,24 +16,29 @@ from oxygen.checkpoint.family import detect_family
 from oxygen.checkpoint.index import INDEX_FILE, SINGLE_FILE, TensorIndex, read_index, with_adapter
 from oxygen.checkpoint.jsonfile import read_json
 from oxygen.checkpoint.orbax import find_tree, tree_shapes
-from oxygen.checkpoint.statistics import StatisticsSet, choose_statistics, find_statistics
 from oxygen.core.errors import CheckpointError
+from oxygen.processing.lerobot import FILES as LEROBOT_PIPELINES
+from oxygen.processing.lerobot import LeRobotPipeline, read_pipeline
+from oxygen.processing.statistics import Statistics, choose_statistics, find_statistics
 
 OXYGEN, OPENPI, LEROBOT, ORBAX = "oxygen", "openpi-pytorch", "lerobot", "openpi-jax"
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
 SIDECAR_FILE = "oxygen.json"
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-SIDECAR_KEYS = frozenset({"spec", "processor", "robot", "tokenizer", "asset_id"})
+SIDECAR_KEYS = frozenset({"spec", "processor", "robot", "tokenizer", "asset_id", "token_table", "lora_scale"})
 TOKENIZER_FILES = ("tokenizer.model", "paligemma_tokenizer.model", "tokenizer.json")
 """Where no file is declared, the first of these that the folder has is its tokenizer."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """One folder. `declared` is what an oxygen config or sidecar says (`spec`, `processor`, `robot`, ...); `tensors` indexes
-    safetensors weights, `tree` gives the shapes of an Orbax tree by slash-separated path; exactly one of them is set. `adapter` is the
-    configuration of a PEFT adapter whose tensors lie beside the model's (they are part of `tensors`)."""
+    """One folder. `declared` is what an oxygen config or sidecar says (`spec`, `processor`, `robot`, ...).
+
+    `tensors` indexes safetensors weights, `tree` gives the shapes of an Orbax tree by slash-separated path; exactly one
+    of them is set. `adapter` configures a PEFT adapter whose tensors lie beside the model's (they are in `tensors`).
+    `pipeline` is what LeRobot's processor files say, where there are any (its statistics are among `statistics`).
+    """
 
     folder: Path
     format: str
@@ -43,13 +48,14 @@ class Checkpoint:
     tensors: TensorIndex | None = None
     tree: Mapping[str, tuple[int, ...]] | None = None
     tree_folder: Path | None = None
-    statistics: tuple[StatisticsSet, ...] = ()
+    statistics: tuple[Statistics, ...] = ()
+    pipeline: LeRobotPipeline | None = None
     tokenizer: Path | None = None
     adapter: Mapping[str, Any] | None = None
 
-    def statistics_for(self, asset_id: str | None = None) -> StatisticsSet:
+    def statistics_for(self, asset_id: str | None = None) -> Statistics:
         """The statistics meant: by argument, else as the folder declares, else the only set. See choose_statistics."""
-        return choose_statistics(self.statistics, asset_id or self.declared.get("asset_id"), self.folder)
+        return choose_statistics(self.statistics, asset_id or self.declared.get("asset_id"), str(self.folder))
 
 
 def open_folder(path: str | Path) -> Checkpoint:
@@ -70,6 +76,8 @@ def open_folder(path: str | Path) -> Checkpoint:
     tree = tree_shapes(tree_folder) if tree_folder is not None else None
     family = detect_family(tensors if tensors is not None else tree or (), str(folder))
     declared = _declared(folder, config, format, family)
+    has_pipeline = any((folder / name).is_file() for name in LEROBOT_PIPELINES)
+    pipeline = read_pipeline(folder) if has_pipeline else None
     base = folder.parent if tree_folder == folder and folder.name == "params" else folder
     return Checkpoint(
         folder=folder,
@@ -80,7 +88,8 @@ def open_folder(path: str | Path) -> Checkpoint:
         tensors=tensors,
         tree=tree,
         tree_folder=tree_folder,
-        statistics=find_statistics(base),
+        statistics=find_statistics(base) + ((pipeline.statistics,) if pipeline else ()),
+        pipeline=pipeline,
         tokenizer=_tokenizer(folder, declared),
         adapter=adapter,
     )
@@ -142,5 +151,5 @@ def _no_weights(folder: Path) -> str:
         return f"{folder}: has only an adapter ({ADAPTER_FILE}); put the base model's {SINGLE_FILE} beside it"
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in (".bin", ".pt", ".pth", ".ckpt", ".pkl"))
     if pickled:
-        return f"{folder}: has only pickled weights ({', '.join(pickled[:6])}), which are never loaded; save as safetensors"
+        return f"{folder}: only pickled weights ({', '.join(pickled[:6])}), which are never loaded; save as safetensors"
     return f"{folder}: no weights: neither {SINGLE_FILE}, nor {INDEX_FILE}, nor params/_METADATA (Orbax)"

@@ -53,7 +53,7 @@ class TensorIndex:
 
 
 def read_index(folder: Path) -> TensorIndex | None:
-    """Index a folder's tensors, or None when it holds no safetensors weights. Raises CheckpointError if they are broken."""
+    """Index a folder's tensors; None when it holds no safetensors weights, CheckpointError when they are broken."""
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if index.is_file():
         return _read_sharded(folder, index)

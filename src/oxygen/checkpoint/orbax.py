@@ -28,7 +28,7 @@ def find_tree(folder: Path) -> Path | None:
 
 
 def tree_shapes(tree: Path) -> dict[str, tuple[int, ...]]:
-    """Path -> shape of every leaf, from the JSON that Orbax writes beside the data (shape () where it was not written)."""
+    """Path -> shape of every leaf, from the JSON that Orbax writes beside the data (() where not written)."""
     shapes = {}
     for keys, entry in _leaves(tree):
         shapes["/".join(keys)] = tuple(entry.get("value_metadata", {}).get("write_shape") or ())

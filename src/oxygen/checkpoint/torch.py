@@ -33,9 +33,6 @@ TORCH_TYPES = {
     "U8": torch.uint8,
     "BOOL": torch.bool,
 }
-FLOAT_TYPES = ("F64", "F32", "F16", "BF16")
-"""Stored types that weights may have. Eight-bit floats need scales, which these formats have no place for."""
-
 _NAMES = {dtype: name for name, dtype in TORCH_TYPES.items()}
 
 
@@ -96,11 +93,16 @@ def is_finite(tensor: Tensor) -> bool:
 
 
 def save_tensors(
-    folder: Path, tensors: Mapping[str, Tensor], max_shard_bytes: int = 5_000_000_000, overwrite: bool = False
+    folder: Path,
+    tensors: Mapping[str, Tensor],
+    max_shard_bytes: int = 5_000_000_000,
+    overwrite: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> list[Path]:
     """Write tensors as one safetensors file, or as shards with an index where one file would exceed `max_shard_bytes`.
 
-    Each file appears whole or not at all. Weights already in the folder are an error unless `overwrite`.
+    dtype: stored type (None: each tensor's own); tensors are converted one at a time. Each file appears whole or not at
+    all. Weights already in the folder are an error unless `overwrite`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     old = {path for path in folder.glob("model*.safetensors")} | {
@@ -108,60 +110,60 @@ def save_tensors(
     }
     if old and not overwrite:
         raise CheckpointError(f"{folder}: already holds weights ({min(old).name}); overwriting was not asked for")
-    shards = _shards(tensors, max_shard_bytes)
+    types = {name: dtype or tensor.dtype for name, tensor in tensors.items()}
+    sizes = {name: tensor.numel() * types[name].itemsize for name, tensor in tensors.items()}
+    shards = _shards(sizes, max_shard_bytes)
     if len(shards) == 1:
         files = [folder / SINGLE_FILE]
     else:
         files = [folder / f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     for file, names in zip(files, shards, strict=True):
-        _write(file, {name: tensors[name] for name in names})
+        _write(file, {name: tensors[name] for name in names}, types)
     if len(shards) > 1:
         weight_map = {name: file.name for file, names in zip(files, shards, strict=True) for name in names}
-        total = sum(_num_bytes(tensor) for tensor in tensors.values())
-        write_json(
-            folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
-        )
+        content = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": dict(sorted(weight_map.items()))}
+        write_json(folder / INDEX_FILE, content)
         files.append(folder / INDEX_FILE)
     for path in old - set(files):
         path.unlink()
     return files
 
 
-def _num_bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[list[str]]:
+def _shards(sizes: Mapping[str, int], max_bytes: int) -> list[list[str]]:
     """Names of each file: in sorted order, a new file whenever the next tensor would not fit."""
     shards: list[list[str]] = [[]]
     room = max_bytes
-    for name in sorted(tensors):
-        size = _num_bytes(tensors[name])
-        if shards[-1] and size > room:
+    for name in sorted(sizes):
+        if shards[-1] and sizes[name] > room:
             shards.append([])
             room = max_bytes
         shards[-1].append(name)
-        room -= size
+        room -= sizes[name]
     return shards
 
 
-def _write(path: Path, tensors: Mapping[str, Tensor]) -> None:
+def _write(path: Path, tensors: Mapping[str, Tensor], types: Mapping[str, torch.dtype]) -> None:
     """One file; widest types first, so that every tensor is aligned to its own element size."""
-    order = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))
+    order = sorted(tensors, key=lambda name: (-types[name].itemsize, name))
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     position = 0
     for name in order:
-        tensor = tensors[name]
-        end = position + _num_bytes(tensor)
-        header[name] = {"dtype": _NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [position, end]}
+        end = position + tensors[name].numel() * types[name].itemsize
+        shape = list(tensors[name].shape)
+        header[name] = {"dtype": _NAMES[types[name]], "shape": shape, "data_offsets": [position, end]}
         position = end
     raw = json.dumps(header, separators=(",", ":")).encode()
     raw += b" " * (-len(raw) % 8)
     partial = path.with_name(path.name + ".partial")
-    with partial.open("wb") as file:
-        file.write(len(raw).to_bytes(8, "little") + raw)
-        for name in order:
-            flat = tensors[name].detach().to("cpu").contiguous().view(-1)
-            if flat.numel():
-                file.write(memoryview(flat.view(torch.uint8).numpy()))
-    os.replace(partial, path)
+    try:
+        with partial.open("wb") as file:
+            file.write(len(raw).to_bytes(8, "little") + raw)
+            for name in order:
+                flat = tensors[name].detach().to("cpu", types[name]).contiguous().view(-1)
+                if not is_finite(flat):
+                    raise CheckpointError(f"{path}: {name} is NaN or infinite as {_NAMES[types[name]]}; not saved")
+                if flat.numel():
+                    file.write(memoryview(flat.view(torch.uint8).numpy()))
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
