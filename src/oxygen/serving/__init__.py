@@ -1,0 +1,1 @@
+"""Doors to the engine: robots, people, programs and operators, behind one port."""

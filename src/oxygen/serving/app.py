@@ -1,0 +1,79 @@
+"""All doors behind one port: which path leads where. Doors know the gateway; the gateway knows the engine's public
+API.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route, WebSocketRoute
+from starlette.websockets import WebSocket
+
+from oxygen.engine.engine import Engine
+from oxygen.serving import chat, dashboard, events, health
+from oxygen.serving.gateway import Gateway
+from oxygen.serving.guard import Guard, TooLarge
+from oxygen.serving.openpi import OpenpiDoor
+from oxygen.serving.problems import Problem
+from oxygen.serving.robot import RobotDoor
+from oxygen.serving.settings import ServeSettings
+
+
+def build_app(engine: Engine, settings: ServeSettings | None = None) -> Guard:
+    """An ASGI application for an engine that somebody else starts and closes. Its gateway is `app.gateway`."""
+    gateway = Gateway(engine, settings or ServeSettings())
+    health.register_gauges(gateway)
+    routes = [
+        Route("/healthz", health.healthz),
+        Route("/livez", health.livez),
+        Route("/readyz", health.readyz),
+        Route("/metrics", health.metrics),
+        Route("/v1/chat/completions", chat.completions, methods=["POST"]),
+        Route("/v1/models", chat.models),
+        Route("/v1/models/{model:path}", chat.models),
+        Route("/v1/events", events.stream),
+        WebSocketRoute("/v1/events", events.socket),
+        WebSocketRoute("/v1/robot", _robot),
+        *dashboard.routes(),
+        WebSocketRoute("/{path:path}", _openpi),
+    ]
+    handlers = {TooLarge: _too_large, 404: _not_found, 500: _broken}
+    app = Starlette(routes=routes, lifespan=_lifespan, exception_handlers=handlers)
+    app.state.gateway = gateway
+    return Guard(app, gateway)
+
+
+@contextlib.asynccontextmanager
+async def _lifespan(app: Starlette) -> AsyncIterator[None]:
+    gateway: Gateway = app.state.gateway
+    unsubscribe = gateway.engine.subscribe(gateway.timeline.listen)
+    try:
+        yield
+    finally:
+        unsubscribe()
+        await gateway.close()
+
+
+async def _openpi(websocket: WebSocket) -> None:
+    await OpenpiDoor(websocket, websocket.app.state.gateway).serve()
+
+
+async def _robot(websocket: WebSocket) -> None:
+    await RobotDoor(websocket, websocket.app.state.gateway).serve()
+
+
+async def _too_large(request: Request, error: Exception) -> Response:
+    limit = request.app.state.gateway.settings.max_body_bytes
+    return chat.error_response(Problem("too_large", 413, f"a request holds at most {limit} bytes"))
+
+
+async def _not_found(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": {"code": "not_found", "message": "no such path"}}, status_code=404)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": {"code": "internal", "message": "an error inside the server"}}, status_code=500)

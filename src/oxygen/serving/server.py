@@ -1,0 +1,165 @@
+"""The running server: one socket, one event loop, an orderly start and an orderly end.
+
+SIGTERM drains: no new work, open frames are answered, every client is told, then the port closes. A second signal
+ends at once. The listening socket gives up on dead peers (TCP_USER_TIMEOUT), so a half-open link never holds a slot
+for long.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import threading
+from collections.abc import AsyncIterator
+from types import FrameType
+
+import uvicorn
+
+from oxygen.core.errors import InvalidInput
+from oxygen.engine.engine import Engine
+from oxygen.serving.app import build_app
+from oxygen.serving.gateway import Gateway
+from oxygen.serving.guard import Guard
+from oxygen.serving.settings import ServeSettings
+
+log = logging.getLogger("oxygen.serving")
+
+
+def listen(settings: ServeSettings) -> socket.socket:
+    """Open the port (0: any free one). Raises OSError when it is taken."""
+    try:
+        family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        raise InvalidInput("host", "a name or an address of this machine", f"{settings.host!r} ({error})") from None
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    if hasattr(socket, "TCP_USER_TIMEOUT"):
+        patience = 1000 * (settings.ping_interval_s + settings.ping_timeout_s)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(patience))
+    listener.bind(address)
+    listener.listen(512)
+    return listener
+
+
+class Server(uvicorn.Server):
+    """uvicorn, with an end that tells everybody first."""
+
+    def __init__(self, app: Guard, settings: ServeSettings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="on",
+                ws="websockets-sansio",
+                ws_max_size=settings.max_frame_bytes,
+                ws_per_message_deflate=False,
+                ws_ping_interval=settings.ping_interval_s,
+                ws_ping_timeout=settings.ping_timeout_s,
+                timeout_graceful_shutdown=max(1, round(settings.drain_s)),
+                server_header=False,
+                limit_concurrency=None,
+            )
+        )
+        self._settings = settings
+        self._gateway: Gateway = app.gateway
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal: drain; a second one: leave."""
+        if self._draining is not None or self._loop is None:
+            self.should_exit = self.force_exit = True
+            return
+        self._loop.call_soon_threadsafe(self.stop)
+
+    def stop(self) -> None:
+        """Begin the orderly end. Event loop only."""
+        if self._draining is None:
+            self._draining = asyncio.ensure_future(self._drain())
+
+    async def _drain(self) -> None:
+        gateway = self._gateway
+        log.info("stopping: no new work, %d frames are open", gateway.in_flight)
+        gateway.is_draining = True
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._settings.drain_s):
+                while gateway.in_flight or any(session.live_texts for session in gateway.sessions):
+                    await asyncio.sleep(0.02)
+        await gateway.say_goodbye("the server is stopping")
+        self.should_exit = True
+
+
+@contextlib.asynccontextmanager
+async def running(engine: Engine, settings: ServeSettings) -> AsyncIterator[int]:
+    """Serve inside a running event loop (tests, notebooks); yields the port."""
+    listener = listen(settings)
+    server = Server(build_app(engine, settings), settings)
+    serving = asyncio.ensure_future(server.serve([listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.005)
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        server.stop()
+        await serving
+
+
+class BackgroundServer:
+    """The server in a thread of its own, for programs that are not asynchronous. `with BackgroundServer(engine) as
+    s: s.port`
+    """
+
+    def __init__(self, engine: Engine, settings: ServeSettings | None = None) -> None:
+        self.settings = settings or ServeSettings(port=0)
+        self.app = build_app(engine, self.settings)
+        self._listener = listen(self.settings)
+        self.port: int = self._listener.getsockname()[1]
+        self._server = Server(self.app, self.settings)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="oxygen-server", daemon=True)
+
+    @property
+    def gateway(self) -> Gateway:
+        return self.app.gateway
+
+    @property
+    def address(self) -> str:
+        return f"{self.settings.host}:{self.port}"
+
+    def __enter__(self) -> BackgroundServer:
+        self._thread.start()
+        while not self._server.started and self._thread.is_alive():
+            threading.Event().wait(0.005)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._loop.call_soon_threadsafe(self._server.stop)
+        self._thread.join(timeout=self.settings.drain_s + 10)
+
+    def kill(self) -> None:
+        """Leave without a word, as a crash would: connections are cut, nobody is told."""
+
+        def cut() -> None:
+            for connection in list(self._server.server_state.connections):
+                if connection.transport is not None:
+                    connection.transport.abort()
+            self._server.force_exit = self._server.should_exit = True
+
+        self._loop.call_soon_threadsafe(cut)
+        self._thread.join(timeout=10)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        try:
+            self._loop.run_until_complete(self._server.serve([self._listener]))
+        finally:
+            self._loop.run_until_complete(self._loop.shutdown_asyncgens())
+            self._loop.close()
