@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from oxygen.core.errors import InvalidInput
 
-_BUDGETS = "fixed:K (rounds a frame), rate:F (frames per second to hold) or idle"
+_BUDGETS = "fixed:K (K >= 1 rounds a frame), rate:F (F > 0 frames per second to hold) or idle"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Budget:
             value = float(int(number)) if kind == "fixed" else float(number)
         except ValueError:
             raise InvalidInput("budget", _BUDGETS, repr(written)) from None
-        if (kind == "fixed" and value >= 0) or (kind == "rate" and 0 < value < math.inf):
+        if (kind == "fixed" and value >= 1) or (kind == "rate" and 0 < value < math.inf):
             return cls(kind, value)
         raise InvalidInput("budget", _BUDGETS, repr(written))
 

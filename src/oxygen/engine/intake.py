@@ -1,0 +1,114 @@
+"""Turns what callers want into requests and tickets. Runs in the caller's thread; the checks at the door are here."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from math import inf
+
+import numpy as np
+
+from oxygen.core.errors import InvalidInput
+from oxygen.core.plan import ActItem, RunnerLimits
+from oxygen.core.tasks import ActionTask, Observation, TextTask
+from oxygen.engine.ticket import TextHandle, Ticket, pending
+from oxygen.processing.interface import Processor
+from oxygen.processing.transcript import Transcript
+from oxygen.scheduler.state import Late, Request, Text
+
+
+class Intake:
+    """The way in. cancel(request id, task id or None) is what tickets and handles call."""
+
+    def __init__(self, processor: Processor, limits: RunnerLimits, cancel: Callable[[int, int | None], None]) -> None:
+        self._processor, self._limits, self._cancel = processor, limits, cancel
+        self._ids = itertools.count()
+
+    def frame(
+        self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask], now: float
+    ) -> Request:
+        """Encode a frame; raises InvalidInput."""
+        if not actions and not texts:
+            raise InvalidInput("actions", "an action task or a text task", "neither")
+        if len({a.expert for a in actions}) < len(actions):
+            raise InvalidInput("actions", "one task for each expert", f"{[a.expert for a in actions]}")
+        inputs, limits = self._processor.encode(observation, actions, texts), self._limits
+        for context in inputs.contexts:
+            if context.num_tokens > limits.context_len:
+                raise InvalidInput("prompt", f"at most {limits.context_len} tokens in all", f"{context.num_tokens}")
+        frame_id = -1 if observation.frame_id is None else observation.frame_id
+        captured_at = time.time() if observation.captured_at is None else observation.captured_at
+        request = Request(next(self._ids), observation.session, now, frame_id, captured_at, observation, inputs)
+        for task, encoded in zip(actions, inputs.actions, strict=True):
+            item = ActItem(
+                request_id=request.request_id,
+                task_id=next(self._ids),
+                context_row=-1,
+                context_len=inputs.contexts[0].num_tokens,
+                expert=task.expert,
+                num_steps=task.num_steps or limits.num_steps,
+                noise=self._noise(task),
+                tail_ids=encoded.tail_ids,
+                state=inputs.state,
+            )
+            request.actions.append(item)
+            request.chunks[item.task_id] = pending()
+        for text, encoded in zip(texts, inputs.texts, strict=True):
+            self._add_text(request, text, encoded.tail_ids)
+        return request
+
+    def question(self, session: str, task: TextTask, frame: Request | None, now: float) -> Request:
+        """Encode a late question on a session's newest frame, if there is one; raises InvalidInput."""
+        request = Request(next(self._ids), session, now)
+        self._add_text(request, task, ())
+        self.put_on(frame, request)
+        errors = [late.error for late in request.late.values() if late.error is not None]
+        if errors:
+            raise errors[0]
+        return request
+
+    def put_on(self, frame: Request | None, ask: Request) -> None:
+        """Encode a question on a frame: on its context where that is exact, otherwise on a context of its own."""
+        observation = frame.observation if frame else None
+        if frame is None or frame.inputs is None or observation is None:
+            return  # no frame yet, or no longer the newest: the question waits for the next
+        task = ask.texts[0].task
+        try:
+            encoded, own = self._processor.encode_text(frame.inputs, task), None
+            if encoded is None:
+                inputs = self._processor.encode(observation, (), (task,))
+                encoded, own = inputs.texts[0], inputs.contexts[inputs.texts[0].context]
+            ask.late[frame.request_id] = Late(self._fit(task, encoded.tail_ids), own)
+        except InvalidInput as error:
+            ask.late[frame.request_id] = Late(error=error)
+
+    def ticket(self, request: Request) -> Ticket:
+        chunks = {item.expert: request.chunks[item.task_id] for item in request.actions}
+        is_frame, cancel = request.inputs is not None, partial(self._cancel, request.request_id, None)
+        frame_id, captured_at = (request.frame_id, request.captured_at) if is_frame else (None, None)
+        return Ticket(request.session, captured_at, chunks, [t.handle for t in request.texts], frame_id, cancel)
+
+    def _add_text(self, request: Request, task: TextTask, tail_ids: tuple[int, ...]) -> None:
+        task_id = next(self._ids)
+        handle = TextHandle(task, request.session, None, partial(self._cancel, request.request_id, task_id))
+        transcript = Transcript(task, self._processor.tokenizer.stream(), self._limits.eos_ids)
+        deadline = inf if task.deadline_s is None else request.submitted_at + task.deadline_s
+        tail_ids = self._fit(task, tail_ids)
+        request.texts.append(Text(task_id, task, request, tail_ids, deadline, handle, transcript))
+
+    def _fit(self, task: TextTask, tail_ids: tuple[int, ...]) -> tuple[int, ...]:
+        room = self._limits.tail_len - len(tail_ids)
+        if task.max_new_tokens > room:
+            raise InvalidInput("max_new_tokens", f"at most {room} after its prompt", f"{task.max_new_tokens}")
+        return tail_ids
+
+    def _noise(self, task: ActionTask) -> np.ndarray:
+        shape = (self._limits.horizon, self._limits.action_dim)
+        if task.noise is None:
+            return np.random.default_rng(task.seed).standard_normal(shape, dtype=np.float32)
+        noise = np.asarray(task.noise, dtype=np.float32)
+        if noise.shape != shape or not np.isfinite(noise).all():
+            raise InvalidInput("noise", f"finite numbers of shape {shape}", f"an array of shape {noise.shape}")
+        return noise
