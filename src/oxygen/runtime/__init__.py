@@ -1,0 +1,1 @@
+"""Carries out plans on a device; one folder per framework."""

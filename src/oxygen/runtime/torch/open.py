@@ -1,0 +1,106 @@
+"""From a checkpoint folder, or the name of a preset, to a runner that is ready to work."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from oxygen.checkpoint import open_folder
+from oxygen.core.errors import InvalidInput, Refused
+from oxygen.models.pi05.spec import PRESETS, Pi05Spec
+from oxygen.models.pi05.torch import Pi05, build
+from oxygen.models.pi05.torch.weights import load_pi05
+from oxygen.runtime.torch.runner import TorchRunner, store_shape
+
+log = logging.getLogger(__name__)
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+WORKING_BYTES = 256 * 2**20
+"""What a step needs besides weights and storage (activations, scores): an estimate that holds for the presets."""
+
+
+def open_runner(
+    source: str | Path | Pi05,
+    *,
+    device: str = "cpu",
+    dtype: str = "float32",
+    max_contexts: int = 40,
+    max_texts: int = 40,
+    context_len: int | None = None,
+    tail_len: int = 128,
+    eos_ids: Sequence[int] = (1,),
+    forbidden_ids: np.ndarray | None = None,
+    poison_freed: bool = False,
+    graphs: str = "auto",
+    lookahead: bool | None = None,
+    threads: int | None = None,
+    seed: int = 0,
+    spec: dict[str, Any] | None = None,
+) -> TorchRunner:
+    """A runner on weights of a checkpoint folder, of a preset (random, from `seed`), or of a model made elsewhere.
+
+    context_len: tokens of the longest context (None: what the model can take). tail_len: tokens of the longest text
+    with its prompt tail. graphs: `auto` is `cuda` on a GPU and `off` on a CPU. lookahead: None takes it on a GPU
+    only. threads: of a CPU, for the whole process. spec: sizes of a preset to replace, or sizes that no tensor of
+    the folder shows. A model made elsewhere brings its device and dtype and is prepared for inference here. Raises
+    CheckpointError, InvalidInput, or Refused("memory") when weights and storage cannot fit.
+    """
+    if dtype not in DTYPES:
+        raise InvalidInput("dtype", " or ".join(DTYPES), repr(dtype))
+    limits = {"max_contexts": max_contexts, "max_texts": max_texts, "tail_len": tail_len}
+    for name, value in limits.items():
+        if value < 1:
+            raise InvalidInput(name, "an integer of at least 1", repr(value))
+    if threads is not None:
+        torch.set_num_threads(threads)
+    model = _open_model(source, torch.device(device), DTYPES[dtype], seed, spec or {})
+    context_len = context_len or model.spec.max_context_len
+    shape = store_shape(model.spec, max_contexts, max_texts, context_len, tail_len)
+    _refuse_if_too_large(shape.total_bytes(model.dtype) + WORKING_BYTES, model.device, "context and tail storage")
+    model.prepare_for_inference()
+    on_gpu = model.device.type == "cuda"
+    return TorchRunner(
+        model,
+        context_len=context_len,
+        **limits,
+        eos_ids=eos_ids,
+        forbidden_ids=forbidden_ids,
+        poison_freed=poison_freed,
+        graphs=("cuda" if on_gpu else "off") if graphs == "auto" else graphs,
+        lookahead=on_gpu if lookahead is None else lookahead,
+    )
+
+
+def _open_model(
+    source: str | Path | Pi05, device: torch.device, dtype: torch.dtype, seed: int, changes: dict[str, Any]
+) -> Pi05:
+    if isinstance(source, Pi05):
+        return source
+    if str(source) in PRESETS and not Path(source).is_dir():
+        preset = replace(PRESETS[str(source)], **changes)
+        _refuse_if_too_large(weight_bytes(preset, dtype), device, f"weights of {source}")
+        log.info("%s: random weights from seed %d", source, seed)
+        return build(preset, device, dtype, seed=seed)
+    if not Path(source).is_dir() and not Path(source).exists():
+        raise InvalidInput("model", f"a checkpoint folder or one of {', '.join(PRESETS)}", repr(str(source)))
+    return load_pi05(open_folder(source), device, dtype, overrides=changes or None)
+
+
+def weight_bytes(spec: Pi05Spec, dtype: torch.dtype) -> int:
+    """Bytes of the weights in use. On a CPU the token table counts twice: as a table, and packed as the head."""
+    table = spec.vocab_size * spec.trunk.width
+    return (spec.num_parameters() + table) * dtype.itemsize
+
+
+def _refuse_if_too_large(needed: int, device: torch.device, what: str) -> None:
+    """Compare with the memory that is free now."""
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    if needed > free:
+        raise Refused("memory", f"{what} need {needed / 1e9:.1f} GB, {free / 1e9:.1f} GB are free on {device}")
