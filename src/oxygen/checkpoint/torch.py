@@ -11,7 +11,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -75,13 +75,19 @@ class TensorReader:
             self._files[info.file] = info.file.open("rb")
         file = self._files[info.file]
         file.seek(info.start)
-        target = memoryview(out.view(-1).view(torch.uint8).numpy())
+        target = _bytes_of(out)
         done = 0
         while done < info.num_bytes:
             count = file.readinto(target[done:])  # type: ignore[attr-defined]
             if not count:
                 raise CheckpointError(f"{info.file}: ended inside {info.name} (the file changed while it was read)")
             done += count
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    array: Any = tensor.view(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def is_finite(tensor: Tensor) -> bool:
@@ -163,7 +169,7 @@ def _write(path: Path, tensors: Mapping[str, Tensor], types: Mapping[str, torch.
                 if not is_finite(flat):
                     raise CheckpointError(f"{path}: {name} is NaN or infinite as {_NAMES[types[name]]}; not saved")
                 if flat.numel():
-                    file.write(memoryview(flat.view(torch.uint8).numpy()))
+                    file.write(_bytes_of(flat))
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)

@@ -42,8 +42,12 @@ class Sizes:
     warnings: tuple[str, ...] = ()
 
 
-def derive_sizes(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = None) -> Sizes:
+def derive_sizes(
+    checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = None, horizon: int | None = None
+) -> Sizes:
     """Sizes of a checkpoint. overrides: a partial configuration, nested as Pi05Spec.to_dict() nests.
+
+    horizon: of the configuration of openpi that was named; it stands where neither overrides nor oxygen.json give one.
 
     Raises CheckpointError where tensors and what was told contradict each other, and where something is told nowhere.
     """
@@ -57,6 +61,11 @@ def derive_sizes(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = N
         raise CheckpointError(f"{where}: sizes do not fit the tensors: {'; '.join(wrong)}")
     config = checkpoint.config
     data = _merged(_settings(checkpoint), told)
+    warnings = list(_disagreements(facts, config))
+    if horizon is not None and "horizon" not in told:
+        if data.setdefault("horizon", horizon) != horizon:
+            warnings.append(f"config.json says chunks of {data['horizon']}; the named configuration has {horizon}")
+        data["horizon"] = horizon
     heads = _gemma_heads(facts, rows, told, config, where)
     for part in ("trunk", "expert"):
         data[part] = facts[part] | heads
@@ -68,7 +77,7 @@ def derive_sizes(checkpoint: Checkpoint, overrides: Mapping[str, Any] | None = N
             f"{where}: the length of an action chunk is told nowhere (config.json has neither action_horizon nor "
             "chunk_size); give the robot, the openpi configuration, or spec.horizon in oxygen.json"
         )
-    return Sizes(Pi05Spec.from_dict(data), tuple(_disagreements(facts, config)))
+    return Sizes(Pi05Spec.from_dict(data), tuple(warnings))
 
 
 def _merged(base: Mapping[str, Any], more: Mapping[str, Any]) -> dict[str, Any]:

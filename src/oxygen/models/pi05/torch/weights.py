@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxygen.checkpoint.folder import CONFIG_FILE, FORMAT_VERSION, OXYGEN, Checkpoint, open_folder
+from oxygen.checkpoint.folder import CONFIG_FILE, FORMAT_VERSION, OXYGEN, Checkpoint
 from oxygen.checkpoint.headers import names as listed
 from oxygen.checkpoint.jsonfile import write_json
 from oxygen.checkpoint.torch import TensorReader, is_finite, save_tensors
 from oxygen.core.errors import CheckpointError
 from oxygen.models.pi05.accounting import Account, Adapter, account_for
 from oxygen.models.pi05.names import Placement, placements
+from oxygen.models.pi05.opening import Pi05Folder, read_pi05
 from oxygen.models.pi05.orbax import read_placements
-from oxygen.models.pi05.sizes import derive_sizes
 from oxygen.models.pi05.torch.model import Pi05, build
 from oxygen.processing.statistics import Statistics, write_statistics
 
@@ -32,7 +32,7 @@ log = logging.getLogger("oxygen.checkpoint")
 
 @torch.no_grad()
 def load_pi05(
-    checkpoint: Checkpoint | str | Path,
+    folder: Pi05Folder | Checkpoint | str | Path,
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     *,
@@ -40,14 +40,13 @@ def load_pi05(
 ) -> Pi05:
     """A π0.5 with all its weights, as loaded (call `prepare_for_inference()` to run it).
 
-    checkpoint: a folder of openpi (PyTorch or JAX), LeRobot or our own, or one already opened. overrides: sizes that no
-    tensor shows, nested as in Pi05Spec. Peak memory: the model, and one tensor where the type changes.
-    Raises CheckpointError naming every tensor that is missing, unknown, of a wrong shape, unequal to the one it is tied
-    to, or not finite.
+    folder: of openpi (PyTorch or JAX), LeRobot or our own, or one already opened (`read_pi05` also takes the robot).
+    overrides: sizes that no tensor shows, nested as in Pi05Spec; for a folder not opened yet.
+    Peak memory: the model, and one tensor where the type changes. Raises CheckpointError naming every tensor that is
+    missing, unknown, of a wrong shape, unequal to the one it is tied to, or not finite.
     """
-    if not isinstance(checkpoint, Checkpoint):
-        checkpoint = open_folder(checkpoint)
-    sizes = derive_sizes(checkpoint, overrides)
+    opened = folder if isinstance(folder, Pi05Folder) else read_pi05(folder, overrides=overrides)
+    checkpoint, sizes = opened.checkpoint, opened.sizes
     for warning in sizes.warnings:
         log.warning("%s: %s", checkpoint.folder, warning)
     if checkpoint.tensors is None:
