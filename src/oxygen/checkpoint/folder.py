@@ -15,7 +15,7 @@ from typing import Any
 from oxygen.checkpoint.family import detect_family
 from oxygen.checkpoint.index import INDEX_FILE, SINGLE_FILE, TensorIndex, read_index, with_adapter
 from oxygen.checkpoint.jsonfile import read_json
-from oxygen.checkpoint.orbax import find_tree, tree_shapes
+from oxygen.checkpoint.orbax import find_tree, tree_paths
 from oxygen.core.errors import CheckpointError
 from oxygen.processing.lerobot import FILES as LEROBOT_PIPELINES
 from oxygen.processing.lerobot import LeRobotPipeline, read_pipeline
@@ -35,7 +35,7 @@ TOKENIZER_FILES = ("tokenizer.model", "paligemma_tokenizer.model", "tokenizer.js
 class Checkpoint:
     """One folder. `declared` is what an oxygen config or sidecar says (`spec`, `processor`, `robot`, ...).
 
-    `tensors` indexes safetensors weights, `tree` gives the shapes of an Orbax tree by slash-separated path; exactly one
+    `tensors` indexes safetensors weights, `tree` names the leaves of an Orbax tree by slash-separated path; exactly one
     of them is set. `adapter` configures a PEFT adapter whose tensors lie beside the model's (they are in `tensors`).
     `pipeline` is what LeRobot's processor files say, where there are any (its statistics are among `statistics`).
     """
@@ -46,7 +46,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     declared: Mapping[str, Any]
     tensors: TensorIndex | None = None
-    tree: Mapping[str, tuple[int, ...]] | None = None
+    tree: tuple[str, ...] | None = None
     tree_folder: Path | None = None
     statistics: tuple[Statistics, ...] = ()
     pipeline: LeRobotPipeline | None = None
@@ -73,7 +73,7 @@ def open_folder(path: str | Path) -> Checkpoint:
     if tensors is None and tree_folder is None:
         raise CheckpointError(_no_weights(folder))
     format = _format(folder, config, tensors)
-    tree = tree_shapes(tree_folder) if tree_folder is not None else None
+    tree = tuple(tree_paths(tree_folder)) if tree_folder is not None else None
     family = detect_family(tensors if tensors is not None else tree or (), str(folder))
     declared = _declared(folder, config, format, family)
     has_pipeline = any((folder / name).is_file() for name in LEROBOT_PIPELINES)

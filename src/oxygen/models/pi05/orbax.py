@@ -7,7 +7,7 @@ output is different: its two einsums each sum over the heads, so every head has 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,13 +154,13 @@ class TreeAccount:
         return [f"{kind}: {listed(list(found), None)}" for kind, found in kinds if found]
 
 
-def account_for_tree(tree: Mapping[str, object], spec: Pi05Spec) -> TreeAccount:
+def account_for_tree(tree: Collection[str], spec: Pi05Spec) -> TreeAccount:
     """Balance the paths of a tree against the sizes. A LoRA leaf without its partner counts as unknown."""
     known = leaves(spec).values()
     pairs = {leaf.path: leaf.lora for leaf in known if leaf.lora and all(path in tree for path in leaf.lora)}
     used = {leaf.path for leaf in known} | {path for pair in pairs.values() for path in pair}
-    missing = tuple(sorted({leaf.path for leaf in known} - tree.keys()))
-    return TreeAccount(missing, tuple(sorted(tree.keys() - used)), pairs)
+    missing = tuple(sorted({leaf.path for leaf in known} - set(tree)))
+    return TreeAccount(missing, tuple(sorted(set(tree) - used)), pairs)
 
 
 def read_placements(checkpoint: Checkpoint, spec: Pi05Spec) -> Iterator[tuple[Placement, np.ndarray]]:
@@ -177,13 +177,16 @@ def read_placements(checkpoint: Checkpoint, spec: Pi05Spec) -> Iterator[tuple[Pl
 
 
 def convert(
-    tree: Mapping[str, object],
+    tree: Collection[str],
     spec: Pi05Spec,
     read: Callable[[list[str]], Mapping[str, np.ndarray]],
     lora_scale: float | None = None,
     where: str = "tree",
 ) -> Iterator[tuple[Placement, np.ndarray]]:
-    """The tensors of a tree. read: gives the arrays of some paths. Raises CheckpointError naming all faulty leaves."""
+    """The tensors of the tree with these paths, of which `read` gives the arrays.
+
+    Raises CheckpointError naming all leaves that are missing or unknown.
+    """
     account = account_for_tree(tree, spec)
     if problems := account.problems():
         raise CheckpointError(f"{where}: {'; '.join(problems)}")

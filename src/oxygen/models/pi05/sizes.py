@@ -16,6 +16,7 @@ from typing import Any
 
 from oxygen.checkpoint.folder import OXYGEN, Checkpoint
 from oxygen.checkpoint.headers import names as listed
+from oxygen.checkpoint.orbax import tree_shapes
 from oxygen.core.errors import CheckpointError
 from oxygen.models.pi05.names import EXPERT, TABLE, TOWER, TRUNK, canonical_names
 from oxygen.models.pi05.spec import PRESETS, Pi05Spec
@@ -55,7 +56,10 @@ def derive_sizes(
     told = _merged(checkpoint.declared.get("spec") or {}, overrides or {})
     if checkpoint.format == OXYGEN:
         return Sizes(Pi05Spec.from_dict(told))
-    facts, rows = _torch_facts(checkpoint, where) if checkpoint.tree is None else _jax_facts(checkpoint.tree, where)
+    if checkpoint.tree_folder is None:
+        facts, rows = _torch_facts(checkpoint, where)
+    else:
+        facts, rows = _jax_facts(tree_shapes(checkpoint.tree_folder), where)
     wrong = [f"{key} is {value} by the tensors, told {asked}" for key, value, asked in _both(facts, told)]
     if wrong:
         raise CheckpointError(f"{where}: sizes do not fit the tensors: {'; '.join(wrong)}")
