@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from oxygen.models.pi05.spec import PRESETS, GemmaSpec, VisionSpec
 
 FLOW_STEPS = 5
-EXECUTED = 5
-"""Actions of a chunk that the robot executes before it looks again."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,9 @@ import numpy as np
 from rich.progress import Progress
 
 from oxygen.sim.arm import CAMERAS, MAX_STEPS, Arm
+from oxygen.sim.drive import EXECUTED
 from oxygen.sim.tasks import DAGGER_SEEDS, TASK_NAMES
 from oxygen.training.frames import Recording
-from oxygen.training.recipe import EXECUTED
 from oxygen.training.record import HORIZON
 
 LOOKS_AFTER_SUCCESS = 3
