@@ -19,7 +19,7 @@ from oxygen.runtime.torch.store import Store
 def run_chunks(
     model: Any, store: Store, items: Sequence[ActItem], scratch: Scratch, graphs: Graphs
 ) -> list[np.ndarray]:
-    """Each item's chunk, [horizon, action_dim] float32, in item order. A chunk that is not finite raises RequestFault."""
+    """Each item's chunk, [horizon, action_dim] float32, in item order. One that is not finite raises RequestFault."""
     chunks: list[np.ndarray | None] = [None] * len(items)
     groups: dict[int, list[int]] = {}
     for i, item in enumerate(items):

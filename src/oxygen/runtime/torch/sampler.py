@@ -37,7 +37,7 @@ def _mix(x: Tensor) -> Tensor:
 
 
 def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
-    """u in [0, 1), float64, from int64 seeds and positions (same shape): counter-based, so any position comes at once."""
+    """u in [0, 1), float64, from int64 seeds and positions (same shape): any position comes at once."""
     bits = _mix(_mix(seeds + _GOLDEN) + (positions + 1) * _GOLDEN)
     return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
 
