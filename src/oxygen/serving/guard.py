@@ -126,3 +126,7 @@ async def _refuse(scope: Scope, receive: Receive, send: Send, status: int, code:
         await receive()
     await send({"type": f"{prefix}.response.start", "status": status, "headers": headers})
     await send({"type": f"{prefix}.response.body", "body": body})
+    if scope["type"] == "websocket":
+        # uvicorn calls a refused handshake incomplete until the connection is gone, and logs an error before that.
+        await receive()
+        await receive()

@@ -168,7 +168,7 @@ class OpenpiDoor:
 
     def _pack(self, message: Any) -> bytes:
         """Arrays go out with the markers that this client writes itself."""
-        return wire.pack(message, text_keys=self._has_text_keys)
+        return wire.packb(message, text_keys=self._has_text_keys)
 
     def _unpack(self, data: bytes) -> Mapping[str, Any]:
-        return as_map(wire.unpack(data, WireLimits(num_bytes=self._gateway.settings.max_frame_bytes)))
+        return as_map(wire.unpackb(data, WireLimits(num_bytes=self._gateway.settings.max_frame_bytes)))

@@ -85,7 +85,7 @@ class RobotDoor:
         try:
             if isinstance(data, str):
                 raise InvalidInput("message", "a binary msgpack map", "a text frame")
-            message = as_map(await self._gateway.in_thread(wire.unpack, data, self._limits))
+            message = as_map(await self._gateway.in_thread(wire.unpackb, data, self._limits))
             seq = _sequence(message)
             kind = message.get("type")
             if kind == "observation":
@@ -180,7 +180,7 @@ class RobotDoor:
             await self._send({"type": "error", "seq": seq, **problem.as_dict()})
 
     async def _send(self, message: Mapping[str, Any]) -> None:
-        await self._link.send(wire.pack(message))
+        await self._link.send(wire.packb(message))
 
 
 def _sequence(message: Mapping[str, Any]) -> int | None:

@@ -141,8 +141,14 @@ class BackgroundServer:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._loop.call_soon_threadsafe(self._server.stop)
-        self._thread.join(timeout=self.settings.drain_s + 10)
+        self.stop()
+
+    def stop(self) -> None:
+        """The orderly end; returns when the port is free. Does nothing when that is so already."""
+        if self._thread.is_alive():
+            with contextlib.suppress(RuntimeError):  # the loop ended by itself meanwhile
+                self._loop.call_soon_threadsafe(self._server.stop)
+            self._thread.join(timeout=self.settings.drain_s + 10)
 
     def kill(self) -> None:
         """Leave without a word, as a crash would: connections are cut, nobody is told."""

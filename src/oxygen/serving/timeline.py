@@ -21,7 +21,7 @@ class Timeline:
         for stage, seconds in record.seconds.items():
             if seconds > 0:
                 self._metrics.stage.observe(1000 * seconds, stage)
-        if record.frames or record.rounds or record.actions:
+        if record.rounds or record.actions:
             self._steps.append(_step(record))
 
     def after(self, step: int) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def _step(record: StepRecord) -> dict[str, Any]:
         "step": record.step,
         "at": record.started_at,
         "ms": {stage: 1000 * seconds for stage, seconds in record.seconds.items()},
-        "frames": [[session, frame_id] for session, frame_id in record.frames],
+        "frames": [[action.session, action.frame_id] for action in record.actions],
         "rounds": record.rounds,
         "wanted_rounds": record.wanted_rounds,
         "tokens": record.num_tokens,
