@@ -17,8 +17,10 @@ from torch import Tensor
 
 from oxygen.checkpoint.folder import CONFIG_FILE, FORMAT_VERSION, OXYGEN, Checkpoint
 from oxygen.checkpoint.headers import names as listed
+from oxygen.checkpoint.index import TensorIndex
 from oxygen.checkpoint.jsonfile import write_json
 from oxygen.checkpoint.torch import TensorReader, is_finite, save_tensors
+from oxygen.checkpoint.values import same_values
 from oxygen.core.errors import CheckpointError
 from oxygen.models.pi05.accounting import Account, Adapter, account_for
 from oxygen.models.pi05.names import Placement, placements
@@ -55,8 +57,8 @@ def load_pi05(
         return model
     account = account_for(checkpoint, sizes.spec)
     account.check(str(checkpoint.folder))
+    _check_ties(checkpoint.tensors, account)
     with TensorReader(checkpoint.tensors) as reader:
-        _check_ties(reader, account)
         model = build(sizes.spec, device, dtype, seed=None)
         _fill(model, reader, account, str(checkpoint.folder))
     log.info("%s: %s", checkpoint.folder, account.summary())
@@ -125,15 +127,14 @@ def _rows(parameter: Tensor, place: Placement) -> Tensor:
     return parameter.detach()[place.start : place.start + place.shape[0]]
 
 
-def _check_ties(reader: TensorReader, account: Account) -> None:
+def _check_ties(index: TensorIndex, account: Account) -> None:
     """The token table under its several names must be one table."""
     first = next((name for place, name in account.names.items() if place.parameter == "table"), None)
     for other in account.tied:
         assert first is not None
-        a, b = reader.read(first), reader.read(other)
-        if a.shape != b.shape or not torch.equal(a.to(torch.float32), b.to(torch.float32)):
+        if not same_values(index[first], index[other]):
             raise CheckpointError(
-                f"{reader.index[other].file}: tied tensors differ: {listed([first, other])}; "
+                f"{index[other].file}: tied tensors differ: {listed([first, other])}; "
                 'say which one was trained: {"token_table": "embed_tokens"} or "lm_head" in oxygen.json'
             )
 

@@ -1,0 +1,1 @@
+"""The `oxygen` command."""
