@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from oxygen.layers.torch.attention import masked_attention
+from oxygen.layers.torch.rope import neighbour_order
 from oxygen.models.pi05.spec import GemmaSpec, Pi05Spec, VisionSpec, flow_dt
 from oxygen.models.pi05.torch import Pi05, build
 
@@ -129,6 +130,15 @@ def flow(model: Pi05, context: Context, noise: Tensor, num_steps: int) -> list[T
         v = model.velocity(trace[-1], conditions, step, rope, context.read)
         trace.append(trace[-1] + flow_dt(num_steps) * v)
     return trace
+
+
+def half_split_keys(model: Pi05, context: Context) -> list[Tensor]:
+    """The keys of each layer, [N, Dh], in the reference's order of a head's elements."""
+    keys = [k[:, 0] for k in context.k]
+    if not model.is_prepared:
+        return keys
+    back = torch.argsort(neighbour_order(model.spec.trunk.head_dim))
+    return [k[:, back] for k in keys]
 
 
 def decode(model: Pi05, context: Context, hidden: Tensor, count: int) -> tuple[list[int], Tensor]:

@@ -12,6 +12,7 @@ from models.pi05_cases import (
     flow,
     golden_case,
     golden_model,
+    half_split_keys,
     prefill,
     prefix,
 )
@@ -60,7 +61,7 @@ def test_prefix(model, name):
         rows = case[f"rows_{b}"]
         assert len(context) == case["bidir.prefix_len_valid"][b]
         assert rows.tolist() == case[f"positions_{b}"].tolist()
-        near(torch.stack([k[rows, 0] for k in context.k]), case[f"prefix_k_{b}"], 2e-4)
+        near(torch.stack([k[rows] for k in half_split_keys(model, context)]), case[f"prefix_k_{b}"], 2e-4)
         near(torch.stack([v[rows, 0] for v in context.v]), case[f"prefix_v_{b}"], 1e-4)
         near(hidden[rows], case[f"last_hidden_{b}"], 1e-4)
 
@@ -89,7 +90,7 @@ def test_actions(model, name):
 
 @pytest.mark.parametrize("name", CASES)
 def test_actions_of_lerobot_and_jax(model, name):
-    """Their times and time embeddings differ from openpi's PyTorch code: the distances are those between the references."""
+    """Their times and time embeddings differ from openpi's PyTorch code: distances are those between the references."""
     case = golden_case(name)
     for b in samples(case):
         context, _ = prefill(model, prefix(model, case, b))
@@ -109,7 +110,7 @@ def test_text_after_a_bidirectional_prefix(model, name):
         tokens, logits = decode(model, context, hidden[-1], 24)
         assert tokens == case["bidir.tokens"][b].tolist()
         near(logits[:4], case["bidir.logits_first4"][b], 5e-5)
-        near(torch.stack([k[num_valid:, 0] for k in context.k]), case["bidir.generated_k"][b], 2e-4)
+        near(torch.stack([k[num_valid:] for k in half_split_keys(model, context)]), case["bidir.generated_k"][b], 2e-4)
         near(torch.stack([v[num_valid:, 0] for v in context.v]), case["bidir.generated_v"][b], 1e-4)
         after = flow(model, context, case["noise"][b : b + 1], 10)[-1]
         near(after, case["bidir.actions_10_after_24_tokens"][b : b + 1], 5e-5)

@@ -22,7 +22,7 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
     share a KV head are folded into rows of one product. Softmax is float32; its result is cast back before it meets v.
     """
     *batch, num_queries, num_heads, head_dim = q.shape
-    num_keys, num_kv_heads = k.shape[-3], k.shape[-2]
+    num_kv_heads = k.shape[-2]
     group = num_heads // num_kv_heads
     rows = q.unflatten(-2, (num_kv_heads, group)).movedim(-3, -4).movedim(-2, -3)  # [..., Hkv, group, N, Dh]
     rows = rows.reshape(*batch, num_kv_heads, group * num_queries, head_dim)
@@ -32,5 +32,4 @@ def masked_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
         logits = logits.masked_fill(~mask[..., None, None, :, :], float("-inf")).flatten(-3, -2)
     weights = torch.softmax(logits, dim=-1).to(v.dtype)
     out = (weights @ v.movedim(-3, -2)).unflatten(-2, (group, num_queries))  # [..., Hkv, group, N, Dh]
-    assert num_keys == weights.shape[-1]
     return out.movedim(-2, -4).flatten(-3, -2)

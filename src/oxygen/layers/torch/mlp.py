@@ -29,7 +29,7 @@ class GatedMlp(nn.Module):
         """x [N, width] -> gelu(gate x) · up x, [N, mlp_width]: what the down map reads."""
         if self._packed is not None:
             gate, up = self._packed
-            return up.mul(x, gate.gelu(x))
+            return up(x).mul_(gate.gelu(x))
         gate_x, up_x = self.gate_up(x).chunk(2, dim=-1)
         return F.gelu(gate_x, approximate="tanh") * up_x
 
@@ -41,7 +41,7 @@ class GatedMlp(nn.Module):
         return self.down.add(self.inner(x), residual)
 
     def pack(self) -> None:
-        """Packed, gate and up are two products: the second one multiplies by the first one's GELU as it goes."""
+        """Packed, gate and up are two products: the first takes its GELU along."""
         weight = self.gate_up.weight
         if self._packed is None and weight is not None and can_pack(weight):
             gate, up = weight.detach().chunk(2, dim=0)

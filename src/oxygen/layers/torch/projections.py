@@ -7,11 +7,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oxygen.layers.torch.linear import Linear, PackedLinear, can_pack
-from oxygen.layers.torch.rope import Rope, apply_rope
+from oxygen.layers.torch.rope import Rope, apply_rope, apply_rope_to_neighbours, neighbour_order
 
 
 class QkvProjection(nn.Module):
-    """x [N, width] -> q [N, Hq, Dh], k and v [N, Hkv, Dh]; q and k turned by RoPE. Weight rows: q, then k, then v."""
+    """x [N, width] -> q [N, Hq, Dh], k and v [N, Hkv, Dh]; q and k turned by RoPE. Weight rows: q, then k, then v.
+
+    After `prepare` the elements of q and k heads come in `neighbour_order`; their products are the same.
+    """
 
     def __init__(
         self,
@@ -27,37 +30,44 @@ class QkvProjection(nn.Module):
         self.num_heads, self.num_kv_heads, self.head_dim = num_heads, num_kv_heads, head_dim
         self.qkv = Linear(width, (num_heads + 2 * num_kv_heads) * head_dim, dtype=dtype, device=device)
         self._split: tuple[PackedLinear, PackedLinear] | None = None
+        self._turn = apply_rope
+        self._counts = (num_heads + num_kv_heads, num_kv_heads)
 
     def forward(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         if self._split is not None:
             return self.of_kept(x, rope, None)
-        heads = self.qkv(x).view(-1, self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        turned = apply_rope(heads[:, : self.num_heads + self.num_kv_heads], rope)
-        q, k = turned.split((self.num_heads, self.num_kv_heads), dim=1)
-        return q, k, heads[:, self.num_heads + self.num_kv_heads :]
+        qk, v = self.qkv(x).view(x.shape[0], -1, self.head_dim).split(self._counts, dim=1)
+        turned = self._turn(qk, rope)
+        return turned[:, : self.num_heads], turned[:, self.num_heads :], v
 
     def of_kept(self, x: Tensor, rope: Rope, keep: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """k and v of all tokens, q of the tokens `keep` (indices; None: of all) only."""
-        asked, asked_rope = (x, rope) if keep is None else (x[keep], Rope(rope.cos[keep], rope.sin[keep]))
+        asked, asked_rope = (x, rope) if keep is None else (x[keep], rope.take(keep))
         if self._split is not None:
             q, kv = self._split[0](asked), self._split[1](x)
         else:
-            assert self.qkv.weight is not None
-            q_weight, kv_weight = self.qkv.weight.split(
-                (self.num_heads * self.head_dim, 2 * self.num_kv_heads * self.head_dim), dim=0
-            )
+            q_weight, kv_weight = self._parts()
             q, kv = F.linear(asked, q_weight), F.linear(x, kv_weight)
-        k, v = kv.view(-1, 2 * self.num_kv_heads, self.head_dim).chunk(2, dim=1)
-        return apply_rope(q.view(-1, self.num_heads, self.head_dim), asked_rope), apply_rope(k, rope), v
+        k, v = kv.view(x.shape[0], -1, self.head_dim).chunk(2, dim=1)
+        return self._turn(q.view(-1, self.num_heads, self.head_dim), asked_rope), self._turn(k, rope), v
 
-    def pack(self, *, split: bool = False) -> None:
-        """split: keep q apart from k and v, for a layer that is asked with `of_kept`."""
+    def _parts(self) -> tuple[Tensor, Tensor]:
+        assert self.qkv.weight is not None
+        num_q = self.num_heads * self.head_dim
+        return self.qkv.weight[:num_q], self.qkv.weight[num_q:]
+
+    def prepare(self, *, split: bool = False) -> None:
+        """Order and pack the weight. split: keep q apart from k and v, for a layer that is asked with `of_kept`."""
         weight = self.qkv.weight
-        if not split:
-            self.qkv.pack()
-        elif self._split is None and weight is not None and can_pack(weight):
-            q_weight, kv_weight = weight.detach().split(
-                (self.num_heads * self.head_dim, 2 * self.num_kv_heads * self.head_dim), dim=0
-            )
+        if weight is None or self._turn is apply_rope_to_neighbours:
+            return
+        order = neighbour_order(self.head_dim, weight.device)
+        heads = weight.data.view(-1, self.head_dim, weight.shape[1])[: self._counts[0]]
+        heads.copy_(heads[:, order])
+        self._turn = apply_rope_to_neighbours
+        if split and can_pack(weight):
+            q_weight, kv_weight = self._parts()
             self._split = (PackedLinear(q_weight), PackedLinear(kv_weight))
             self.qkv.weight = None
+        elif not split:
+            self.qkv.pack()

@@ -16,8 +16,8 @@ from oxygen.models.pi05.spec import TIME_MAX_PERIOD, TIME_MIN_PERIOD, GemmaSpec
 class Modulation(NamedTuple):
     """One step's norms, in order: attention and MLP of each layer, then the final one (2 · depth + 1 in all).
 
-    gain (1 + scale) and shift are float32, gate has the activations' type; each [norms, width], or
-    [norms, N, width] where the tokens of a call have different times (training).
+    gain, which is (1 + scale) · √width for the norm to unit length, and shift are float32; gate has the activations' type.
+    Each is [norms, width], or [norms, N, width] where the tokens of a call have different times (training).
     """
 
     gain: Tensor
@@ -69,4 +69,4 @@ class TimeConditioning(nn.Module):
     def forward(self, times: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """times [S] -> gain, shift, gate, each [S, norms, width] float32."""
         scale, shift, gate = self.modulation(self.condition(times)).view(-1, self.num_norms, 3, self.width).unbind(2)
-        return 1.0 + scale, shift, gate
+        return (1.0 + scale) * math.sqrt(self.width), shift, gate

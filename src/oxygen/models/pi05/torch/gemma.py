@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from oxygen.layers.torch.attention import Attend
 from oxygen.layers.torch.linear import Linear
 from oxygen.layers.torch.mlp import GatedMlp
-from oxygen.layers.torch.norm import RMSNorm, modulated_rms_norm
+from oxygen.layers.torch.norm import RMSNorm, modulated_rms_norm, norm_floor
 from oxygen.layers.torch.projections import QkvProjection
 from oxygen.layers.torch.rope import Rope
 from oxygen.models.pi05.spec import NORM_EPS, GemmaSpec
@@ -61,19 +61,20 @@ class Trunk(nn.Module):
 class ExpertLayer(nn.Module):
     """x ← x + g₁ ⊙ Attn(mod₁ x); x ← x + g₂ ⊙ MLP(mod₂ x); gains, shifts and gates come from the flow time."""
 
-    def __init__(self, spec: GemmaSpec, dtype: torch.dtype, device: torch.device | str) -> None:
+    def __init__(self, spec: GemmaSpec, floor: Tensor, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         place = {"dtype": dtype, "device": device}
+        self.floor = floor
         self.projection = QkvProjection(spec.width, spec.num_heads, spec.num_kv_heads, spec.head_dim, **place)
         self.out = Linear(spec.attention_width, spec.width, **place)
         self.mlp = GatedMlp(spec.width, spec.mlp_width, **place)
 
     def forward(self, x: Tensor, modulation: Modulation, rope: Rope, attend: Attend, layer: int) -> Tensor:
         first, second = 2 * layer, 2 * layer + 1
-        normed = modulated_rms_norm(x, modulation.gain[first], modulation.shift[first], NORM_EPS)
+        normed = modulated_rms_norm(x, modulation.gain[first], modulation.shift[first], self.floor)
         q, k, v = self.projection(normed, rope)
         x = torch.addcmul(x, self.out(attend(layer, q, k, v).flatten(1)), modulation.gate[first])
-        normed = modulated_rms_norm(x, modulation.gain[second], modulation.shift[second], NORM_EPS)
+        normed = modulated_rms_norm(x, modulation.gain[second], modulation.shift[second], self.floor)
         return torch.addcmul(x, self.mlp(normed), modulation.gate[second])
 
 
@@ -82,9 +83,10 @@ class Expert(nn.Module):
 
     def __init__(self, spec: GemmaSpec, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        self.layers = nn.ModuleList(ExpertLayer(spec, dtype, device) for _ in range(spec.depth))
+        self.floor = norm_floor(spec.width, NORM_EPS, device)
+        self.layers = nn.ModuleList(ExpertLayer(spec, self.floor, dtype, device) for _ in range(spec.depth))
 
     def forward(self, x: Tensor, modulation: Modulation, rope: Rope, attend: Attend) -> Tensor:
         for i, layer in enumerate(self.layers):
             x = layer(x, modulation, rope, attend, i)
-        return modulated_rms_norm(x, modulation.gain[-1], modulation.shift[-1], NORM_EPS)
+        return modulated_rms_norm(x, modulation.gain[-1], modulation.shift[-1], self.floor)

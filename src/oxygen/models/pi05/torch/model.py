@@ -36,6 +36,7 @@ class Pi05(nn.Module):
         place = {"bias": True, "dtype": torch.float32, "device": device}
         self.action_in = Linear(spec.action_dim, spec.expert.width, **place)
         self.action_out = Linear(spec.expert.width, spec.action_dim, **place)
+        self.is_prepared = False
         self._packed_head: PackedLinear | None = None
         self._conditions: dict[int, StepConditions] = {}
 
@@ -90,15 +91,20 @@ class Pi05(nn.Module):
         """Freeze the weights and lay them out for the device.
 
         The plain weights of packed maps are given up on the way, so save before. The token table is the exception: it
-        stays for the embedding beside its packed copy for the head.
+        stays for the embedding beside its packed copy for the head. From then on the elements of q and k heads come in
+        `neighbour_order`.
         """
         self.requires_grad_(False).eval()
         self._conditions.clear()
+        self.is_prepared = True
         layers = list(self.trunk.layers)
         for layer in layers:
-            layer.projection.pack(split=layer is layers[-1])
+            layer.projection.prepare(split=layer is layers[-1])
+            layer.attention_norm.prepare()
+            layer.mlp_norm.prepare()
+        self.trunk.norm.prepare()
         for layer in self.expert.layers:
-            layer.projection.pack()
+            layer.projection.prepare()
         for layer in (*layers, *self.expert.layers):
             layer.out.pack()
             layer.mlp.pack()
