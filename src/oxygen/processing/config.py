@@ -84,8 +84,8 @@ PRESETS: dict[str, dict[str, Any]] = {
 """What openpi's released π0.5 checkpoints assume for each robot, where a folder does not say it itself."""
 
 
-def preset(robot: str, **changes: Any) -> ProcessorConfig:
+def preset(name: str, /, **changes: Any) -> ProcessorConfig:
     """The configuration of one of openpi's robots. Raises CheckpointError for an unknown name, never guesses."""
-    if robot not in PRESETS:
-        raise CheckpointError(f"robot {robot!r}: expected one of {', '.join(PRESETS)}")
-    return ProcessorConfig(**{**PRESETS[robot], **changes})
+    if name not in PRESETS:
+        raise CheckpointError(f"robot {name!r}: expected one of {', '.join(PRESETS)}")
+    return ProcessorConfig(**{**PRESETS[name], **changes})

@@ -73,7 +73,7 @@ class Normalizer:
         if not rest.shape[-1]:
             return back
         if self.mode == "zscore" and self.dialect == "openpi":
-            rest = rest * (1.0 + _OPENPI_EPS)
+            rest = rest.astype(np.float64) * (1.0 + _OPENPI_EPS)
         return np.concatenate([back, rest], axis=-1)
 
     def _into(self, x: np.ndarray, low: np.ndarray, high: np.ndarray) -> np.ndarray:

@@ -177,6 +177,8 @@ def _from_json(path: Path, bos: str | None, eos: Sequence[str]) -> Tokenizer:
     ids = model.get_vocab(with_added_tokens=True)
     added = {token["id"]: bool(token["special"]) for token in written.get("added_tokens") or ()}
     special = frozenset(i for i, is_special in added.items() if is_special)
+    # A word of the vocabulary may look like a control token (</s> is one of HTML's): only what is declared so is one.
+    control = {name: i for name, i in ids.items() if i in special} or ids
     names = [""] * (max(ids.values()) + 1)
     for name, i in ids.items():
         names[i] = name
@@ -187,9 +189,9 @@ def _from_json(path: Path, bos: str | None, eos: Sequence[str]) -> Tokenizer:
     return Tokenizer(
         vocabulary=Vocabulary(tuple(names), contents, special),
         to_ids=lambda text: list(model.encode(text, add_special_tokens=False).ids),
-        bos_id=next((ids[name] for name in ((bos,) if bos else _BOS_NAMES) if name in ids), None),
-        pad_id=next((ids[name] for name in _PAD_NAMES if name in ids), None),
-        eos_ids=tuple(ids[name] for name in (eos or _EOS_NAMES) if name in ids),
+        bos_id=next((control[name] for name in ((bos,) if bos else _BOS_NAMES) if name in control), None),
+        pad_id=next((control[name] for name in _PAD_NAMES if name in control), None),
+        eos_ids=tuple(control[name] for name in (eos or _EOS_NAMES) if name in control),
     )
 
 
