@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import cache
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,9 @@ KINDS: dict[str, dict[str, Any]] = {
     "lookahead": {"lookahead": True},
     "static-lookahead": {"graphs": "plain", "lookahead": True},
 }
+
+
+_frame_keys = count()
 
 
 @cache
@@ -48,8 +52,8 @@ def reference(seed: int, num_images: int = 2, num_ids: int = 9, num_kv_heads: in
 
 
 def fill(runner: TorchRunner, frames: dict[int, ContextInputs]) -> None:
-    """Write contexts: row -> inputs, all in one call."""
-    runner.prefill([PrefillItem(row, row, inputs, frame_key=row) for row, inputs in frames.items()])
+    """Write contexts: row -> inputs, all in one call, each a frame of its own."""
+    runner.prefill([PrefillItem(row, row, inputs, frame_key=next(_frame_keys)) for row, inputs in frames.items()])
 
 
 def noise_of(seed: int) -> np.ndarray:

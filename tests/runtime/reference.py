@@ -1,4 +1,4 @@
-"""What the runner must compute, computed without any storage: whole padded sequences, masks, recomputation per token."""
+"""What the runner must compute, computed without any storage: whole padded sequences, masks, recomputation."""
 
 from __future__ import annotations
 

@@ -1,0 +1,89 @@
+"""Opening runners from presets, folders and models, and what is refused."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from runtime.harness import act_item, fill, frame, model_of, noise_of
+from runtime.reference import make_inputs
+
+from oxygen.core.errors import CheckpointError, InvalidInput, Refused
+from oxygen.models.pi05.spec import PRESETS
+from oxygen.models.pi05.torch.weights import save_pi05
+from oxygen.runtime.torch.open import open_runner
+
+SMALL = {"max_contexts": 2, "max_texts": 2, "tail_len": 8}
+
+
+def test_a_preset_has_the_same_random_weights_for_the_same_seed():
+    chunks = []
+    for seed in (0, 0, 1):
+        runner = open_runner("pi05-tiny", seed=seed, **SMALL)
+        spec = PRESETS["pi05-tiny"]
+        inputs = make_inputs(spec, 1, 2, 9)
+        fill(runner, {0: inputs})
+        noise = np.ones((spec.horizon, spec.action_dim), dtype=np.float32)
+        chunks.append(runner.act([replace(act_item(0, inputs, noise), num_steps=2)])[0])
+    assert np.array_equal(chunks[0], chunks[1]) and not np.array_equal(chunks[0], chunks[2])
+
+
+def test_limits_and_info_of_a_preset():
+    runner = open_runner("pi05-tiny", dtype="bfloat16", spec={"horizon": 7}, eos_ids=(1, 4), **SMALL)
+    limits = runner.limits
+    assert (limits.max_contexts, limits.max_texts, limits.tail_len, limits.context_len) == (2, 2, 8, 112)
+    assert (limits.horizon, limits.vocab_size, limits.eos_ids, limits.num_steps) == (7, 1024, (1, 4), 10)
+    assert limits.bytes_per_context == 112 * 2 * 4 * 32 * 2 + 128 * 2
+    info = runner.info()
+    assert info["dtype"] == "bfloat16" and info["device"] == "cpu" and info["graphs"]["mode"] == "off"
+    assert info["store_bytes"] == runner.store.shape.total_bytes(torch.bfloat16)
+
+
+def test_bfloat16_runs_and_stays_near_float32():
+    results = []
+    for dtype in ("float32", "bfloat16"):
+        runner = open_runner("pi05-tiny", dtype=dtype, **SMALL)
+        inputs = make_inputs(PRESETS["pi05-tiny"], 1, 2, 9)
+        fill(runner, {0: inputs})
+        noise = np.random.default_rng(0).standard_normal((10, 32)).astype(np.float32)
+        results.append(runner.act([act_item(0, inputs, noise)])[0])
+    assert np.abs(results[0] - results[1]).max() < 0.05 * np.abs(results[0]).max()
+
+
+def test_a_folder_gives_what_the_model_gave(tmp_path):
+    save_pi05(model_of(), tmp_path / "folder")
+    sizes = {"max_contexts": 2, "max_texts": 2, "tail_len": 8}
+    inputs = frame(1)
+    chunks = []
+    for source in (tmp_path / "folder", deepcopy(model_of())):
+        runner = open_runner(source, **sizes)
+        fill(runner, {0: inputs})
+        chunks.append(runner.act([act_item(0, inputs, noise_of(0))])[0])
+    assert np.array_equal(*chunks)
+
+
+def test_what_cannot_be_opened(tmp_path):
+    with pytest.raises(InvalidInput, match="pi05-tiny"):
+        open_runner("pi05-enormous")
+    with pytest.raises(CheckpointError):
+        open_runner(tmp_path)
+    with pytest.raises(InvalidInput, match="dtype"):
+        open_runner("pi05-tiny", dtype="float64")
+    with pytest.raises(InvalidInput, match="max_texts"):
+        open_runner("pi05-tiny", max_texts=0)
+
+
+def test_storage_and_weights_beyond_the_memory_are_refused(monkeypatch):
+    with pytest.raises(Refused, match=r"storage need .* GB") as refusal:
+        open_runner("pi05-tiny", max_contexts=10**9)
+    assert refusal.value.reason == "memory"
+
+    class Little:
+        available = 10**9
+
+    monkeypatch.setattr("oxygen.runtime.torch.open.psutil.virtual_memory", Little)
+    with pytest.raises(Refused, match="weights of pi05 need"):
+        open_runner("pi05", dtype="bfloat16")
