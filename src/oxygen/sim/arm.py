@@ -44,7 +44,7 @@ def _block(env: str, block: int) -> Any:
 
 
 class Arm:
-    """One arm on one task at a time. Control steps are 80 Hz; actions are [4] in [-1, 1]: motion x, y, z and gripper.
+    """One arm on one task at a time. `large` holds the last pictures as rendered. Control steps are 80 Hz; actions are [4] in [-1, 1]: motion x, y, z and gripper.
 
     Only one Arm of a process may have its camera open (two software renderers in one process give broken pictures):
     close one before the next looks.
@@ -69,6 +69,8 @@ class Arm:
         self.num_steps = 0
         self.succeeded = False
         self._start_extent = 0.0
+        self.max_steps = MAX_STEPS
+        self.large: dict[str, np.ndarray] = {}
 
     def reset(self, seed: int) -> None:
         """Start an episode on the layout that `seed` names."""
@@ -151,6 +153,7 @@ class Arm:
                 self._renderer.scene.flags[flag] = 0
             picture = self._renderer.render()
             pictures[name] = (picture[::-1, ::-1] if name == "front" else picture).copy()
+        self.large = pictures
         return pictures
 
     def close(self) -> None:

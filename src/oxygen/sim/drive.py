@@ -14,11 +14,31 @@ from typing import Protocol
 import numpy as np
 
 from oxygen.core.tasks import ActionResult, ActionTask, Observation, TextResult, TextTask
-from oxygen.sim.arm import MAX_STEPS, Arm
 from oxygen.sim.facts import SceneFacts
+from oxygen.sim.tasks import ArmTask
 
 EXECUTED = 5
 """Actions of a chunk that are executed before the robot looks again."""
+
+
+class Body(Protocol):
+    """An arm, simulated or recorded; see Arm."""
+
+    task: ArmTask
+    num_steps: int
+    succeeded: bool
+    max_steps: int
+
+    @property
+    def state(self) -> np.ndarray: ...
+
+    def reset(self, seed: int) -> None: ...
+
+    def look(self) -> dict[str, np.ndarray]: ...
+
+    def facts(self) -> SceneFacts: ...
+
+    def step(self, action: np.ndarray) -> None: ...
 
 
 class Text(Protocol):
@@ -84,7 +104,7 @@ def noise_for(seed: int, num_steps: int, horizon: int, action_dim: int) -> np.nd
 
 
 def run_episode(
-    arm: Arm,
+    arm: Body,
     seed: int,
     door: Door,
     *,
@@ -98,13 +118,18 @@ def run_episode(
 ) -> Episode:
     """Drive the arm until the task is done or its steps are spent.
 
+    Where texts are wanted and the task succeeded, the robot looks once more, so that the end is seen and told.
     instruction: other words than the task's own. noise_shape: (horizon, action_dim) of the model. on_look is called
     after each frame's actions came, before they are executed. Raises what the door raises.
     """
     arm.reset(seed)
     episode = Episode(arm.task.name, seed, instruction or arm.task.instruction)
     started = time.perf_counter()
-    while arm.num_steps < MAX_STEPS and not arm.succeeded:
+    is_over = False
+    while not is_over:
+        is_over = arm.succeeded  # this look is the last one
+        if arm.num_steps >= arm.max_steps or (is_over and wanted is no_texts):
+            break
         look = take_look(arm, episode, door, wanted, noise_shape, session, timeout_s)
         if keep_looks:
             episode.looks.append(look)
@@ -119,7 +144,7 @@ def run_episode(
 
 
 def take_look(
-    arm: Arm,
+    arm: Body,
     episode: Episode,
     door: Door,
     wanted: Wanted,

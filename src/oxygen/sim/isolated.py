@@ -12,8 +12,8 @@ from concurrent.futures import Future
 
 from oxygen.core.inputs import ContextInputs, EncodedTask
 from oxygen.core.plan import ActItem, DecodeItem, PrefillItem, Runner
-from oxygen.core.processor import Processor
 from oxygen.core.tasks import ActionResult, ActionTask, Observation, TextResult, TextTask
+from oxygen.processing.interface import Processor
 
 ROW = 0
 

@@ -1,0 +1,70 @@
+"""Opens a checkpoint behind one of the two ways of serving it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from oxygen.checkpoint.shipped import resolve
+from oxygen.core.config import EngineConfig
+from oxygen.core.errors import OxygenError
+from oxygen.engine.engine import Engine
+from oxygen.models.pi05.opening import read_pi05
+from oxygen.runtime.torch.open import open_runner
+from oxygen.sim.drive import Door
+from oxygen.sim.isolated import IsolatedDoor
+
+MODES = ("oxygen", "isolated")
+WARM_UP_S = 120.0
+
+
+@dataclass(frozen=True, slots=True)
+class OpenDoor:
+    """A door, the shape of its noise (horizon, action_dim), and the engine behind it, if there is one."""
+
+    door: Door
+    noise_shape: tuple[int, int]
+    mode: str
+    engine: Engine | None = None
+
+
+@contextmanager
+def open_door(
+    model: str | Path, mode: str, *, config: EngineConfig | None = None, device: str = "cpu", dtype: str = "float32"
+) -> Iterator[OpenDoor]:
+    """Serve a checkpoint folder or a shipped name in one of MODES; closed on the way out."""
+    if mode not in MODES:
+        raise ValueError(f"mode {mode!r}: expected one of {', '.join(MODES)}")
+    folder = resolve(model)
+    processor = read_pi05(folder).processor()
+    runner = open_runner(folder, device=device, dtype=dtype, forbidden_ids=processor.forbidden_ids)
+    noise_shape = (runner.limits.horizon, runner.limits.action_dim)
+    warm_up: Callable[[], object] | None = getattr(runner, "warm_up", None)
+    if mode == "isolated":
+        if warm_up is not None:
+            warm_up()
+        try:
+            yield OpenDoor(IsolatedDoor(runner, processor), noise_shape, mode)
+        finally:
+            runner.close()
+        return
+    engine = Engine(runner, processor, config, warm_up=warm_up)
+    engine.start()
+    try:
+        _await_ready(engine)
+        yield OpenDoor(engine, noise_shape, mode, engine)
+    finally:
+        engine.close()
+
+
+def _await_ready(engine: Engine) -> None:
+    deadline = time.monotonic() + WARM_UP_S
+    while engine.status == "warming":
+        if time.monotonic() > deadline:
+            raise OxygenError(f"the engine is not ready after {WARM_UP_S:.0f} s")
+        time.sleep(0.02)
+    if engine.fault is not None:
+        raise engine.fault
