@@ -142,6 +142,27 @@ def test_endless_prompts_and_questions_are_refused_before_they_cost_anything() -
         encode(found, "droid", (TextTask("answer", question="qx " * 300),))
 
 
+@pytest.mark.parametrize("prompt", ["half a pair \ud800", "\udfff"])
+def test_words_that_no_tokenizer_can_read_are_refused(prompt: str) -> None:
+    found = processor("droid", templates="shared")
+    with pytest.raises(InvalidInput, match="prompt"):
+        encode(found, "droid", prompt=prompt)
+    with pytest.raises(InvalidInput, match="question"):
+        encode(found, "droid", (TextTask("answer", question=prompt),))
+    assert encode(found, "droid", prompt="zero \0 byte, tab\t, \u200b, 🤖").contexts
+
+
+def test_a_camera_may_reuse_its_buffer() -> None:
+    found = processor("libero")
+    buffer = picture(0)
+    frozen = picture(1)
+    frozen.setflags(write=False)
+    inputs = found.encode(Observation({"image": buffer, "wrist_image": frozen}, np.zeros(8), "go"), ACT, ())
+    buffer[:] = 0
+    assert np.array_equal(views(inputs)[0], picture(0))
+    assert views(inputs)[1] is frozen, "what nobody can write to is not copied"
+
+
 def test_default_prompt_fills_a_missing_one_only() -> None:
     raw = message("droid")
     without = {key: value for key, value in raw.items() if key != "prompt"}
@@ -354,6 +375,7 @@ def test_the_description_is_plain_data_and_says_what_was_chosen(robot: str) -> N
     assert told["normalization"]["state"]["mode"] == "quantile"
     assert sum(part["dim"] for part in told["actions"]["parts"]) == ACTION_DIMS[robot]
     assert (robot == "aloha") == ("reset_pose" in told)
+    assert told["text_kinds"] == ["subtask"] and told["text_trained"] is (None if robot == "aloha" else False)
 
 
 @pytest.mark.parametrize("robot", ROBOTS)

@@ -21,7 +21,8 @@ class ProcessorConfig:
     delta_mask: actions predicted relative to the state (None: as the robot has it). required_cameras: the robot's
     cameras that must come (None: as the robot has it). forbidden: classes of tokens that no text may contain.
     vocab_size: rows of the model's token table (None: as many as the tokenizer has). asset_id: which set of
-    statistics, where there are several.
+    statistics, where there are several. text_trained: whether the checkpoint was taught to speak (None: unknown);
+    without it, what it says is not to be acted upon.
     """
 
     robot: str | Mapping[str, Any]
@@ -40,6 +41,7 @@ class ProcessorConfig:
     delta_mask: tuple[bool, ...] | None = None
     required_cameras: tuple[str, ...] | None = None
     default_prompt: str | None = None
+    text_trained: bool | None = None
     forbidden: tuple[str, ...] = ("special", "unused", "location", "segmentation")
     vocab_size: int | None = None
     asset_id: str | None = None
@@ -76,9 +78,13 @@ class ProcessorConfig:
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "libero": {"robot": "libero", "templates": "pi05-libero", "horizon": 10},
-    "droid": {"robot": "droid", "horizon": 15},
-    "droid-joint-position": {"robot": {"name": "droid", "action_space": "joint_position"}, "horizon": 15},
+    "libero": {"robot": "libero", "templates": "pi05-libero", "horizon": 10, "text_trained": False},
+    "droid": {"robot": "droid", "horizon": 15, "text_trained": False},
+    "droid-joint-position": {
+        "robot": {"name": "droid", "action_space": "joint_position"},
+        "horizon": 15,
+        "text_trained": False,
+    },
     "aloha": {"robot": "aloha", "horizon": 50},
 }
 """What openpi's released π0.5 checkpoints assume for each robot, where a folder does not say it itself."""

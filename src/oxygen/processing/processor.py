@@ -166,6 +166,7 @@ class Processor:
             "image": {"size": config.image_size, "tokens": config.tokens_per_image, "order": "RGB"},
             "prompts": self.templates.to_dict(),
             "text_kinds": list(self.kinds),
+            "text_trained": config.text_trained,
             "max_token_len": config.max_token_len,
             "normalization": describe_normalization(config, self._normalizers, self.statistics),
             "vocab_size": self.tokenizer.vocab_size,
@@ -199,7 +200,10 @@ class Processor:
             if len(given) > 1 and camera.name != camera.slot:
                 raise InvalidInput("images", f"one picture for {camera.slot}", f"{given}")
             picture = as_picture(images[given[0]], given[0], camera.layout)
-            by_slot[camera.slot] = resize_with_pad(picture, self.config.image_size, self.config.image_size, given[0])
+            resized = resize_with_pad(picture, self.config.image_size, self.config.image_size, given[0])
+            # The model reads it later, in another thread: a camera's buffer may hold the next frame by then.
+            is_at_risk = resized is picture and (resized.flags.writeable or not resized.flags.c_contiguous)
+            by_slot[camera.slot] = resized.copy() if is_at_risk else resized
         if not by_slot:
             raise InvalidInput("images", f"at least one of {[c.name for c in self.robot.cameras]}", f"{sorted(images)}")
         return tuple(by_slot[slot] for slot in self.config.slots if slot in by_slot)
@@ -207,7 +211,7 @@ class Processor:
     def _words(self, observation: Observation) -> tuple[np.ndarray | None, dict[str, str | None]]:
         """The state padded for the model ([action_dim] float32), and the values of the template fields."""
         prompt = observation.prompt if observation.prompt is not None else self.config.default_prompt
-        self._check_length("prompt", prompt)
+        self._check_words("prompt", prompt)
         if observation.state is None or not self.robot.state_dim:
             if self._needs_state:
                 raise InvalidInput("state", f"{self.robot.state_dim} numbers, which this checkpoint reads", "none")
@@ -220,16 +224,22 @@ class Processor:
 
     def _asked(self, task: TextTask) -> tuple[Template, str | None]:
         template = self.templates.for_text(task.kind)
-        self._check_length("question", task.question)
+        self._check_words("question", task.question)
         if task.question is not None and "question" not in template.fields():
             raise InvalidInput("question", f"none: a {task.kind} task has no place for it", "a question")
         if task.question is not None and not task.question.strip():
             raise InvalidInput("question", "words", "an empty question")
         return template, task.question
 
-    def _check_length(self, name: str, text: str | None) -> None:
-        if text is not None and len(text) > self.config.max_prompt_chars:
+    def _check_words(self, name: str, text: str | None) -> None:
+        if text is None:
+            return
+        if len(text) > self.config.max_prompt_chars:
             raise InvalidInput(name, f"at most {self.config.max_prompt_chars} characters", f"{len(text)}")
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInput(name, "text that UTF-8 can hold", f"{error.reason} at {error.start}") from None
 
     def _prefix_ids(self, texts: Sequence[str]) -> tuple[int, ...]:
         ids = self._token_ids(texts, bos=True)

@@ -6,6 +6,7 @@ came; a camera that the robot does not declare is ignored with one warning.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +24,7 @@ SLOTS = ("base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb")
 """The model's image slots of every π0.5 that openpi released, in the order of the prefix."""
 MAX_STATE = 1e8
 """A larger number is a broken sensor, not a position in any unit."""
-_MAX_WARNINGS = 64
+_MAX_WARNINGS, _MAX_NAME = 64, 80
 _MASKS = "image_mask"
 
 Path = tuple[str, ...]
@@ -137,7 +138,7 @@ class Robot:
         declared = [camera.keys for camera in self.cameras] + [part.keys for part in self.state] + [self.prompt_keys]
         known = {path for keys in declared for path in keys} | set(self.ignored)
         for path in _paths(raw):
-            name = "/".join(path)
+            name = _written(path)[:_MAX_NAME]
             if path in known or path[:1] == (_MASKS,) or name in seen or len(seen) >= _MAX_WARNINGS:
                 continue
             seen.add(name)
@@ -216,4 +217,4 @@ def _paths(raw: Mapping[str, Any]) -> Iterator[Path]:
 
 
 def _leaves(raw: Mapping[str, Any]) -> list[str]:
-    return [_written(path) for path in _paths(raw)][:_MAX_WARNINGS]
+    return [_written(path)[:_MAX_NAME] for path in itertools.islice(_paths(raw), _MAX_WARNINGS)]
