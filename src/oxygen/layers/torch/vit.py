@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oxygen.layers.torch.attention import batched_attention
 from oxygen.layers.torch.linear import Linear
 from oxygen.layers.torch.mlp import Mlp
 
@@ -36,6 +36,6 @@ class VitBlock(nn.Module):
             -1, tokens_per_image, 3, self.num_heads, x.shape[-1] // self.num_heads
         )
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # each [n, heads, T, head_dim]
-        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(x.shape)
+        attended = batched_attention(q, k, v).transpose(1, 2).reshape(x.shape)
         x = self.out.add(attended, x)
         return self.mlp.add(self.mlp_norm(x), x)

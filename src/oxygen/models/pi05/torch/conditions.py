@@ -16,8 +16,8 @@ from oxygen.models.pi05.spec import TIME_MAX_PERIOD, TIME_MIN_PERIOD, GemmaSpec
 class Modulation(NamedTuple):
     """One step's norms, in order: attention and MLP of each layer, then the final one (2 · depth + 1 in all).
 
-    gain, which is (1 + scale) · √width for the norm to unit length, and shift are float32; gate has the activations' type.
-    Each is [norms, width], or [norms, N, width] where the tokens of a call have different times (training).
+    gain, which is (1 + scale) · √width for the norm to unit length, and shift are float32; gate has the activations'
+    type. Each is [norms, width], or [norms, N, width] where the tokens of a call have different times (training).
     """
 
     gain: Tensor
