@@ -66,7 +66,7 @@ def open_folder(path: str | Path) -> Checkpoint:
         raise CheckpointError(f"{folder}: {kind}")
     config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
     tensors = read_index(folder)
-    adapter = _adapter(folder)
+    adapter = _adapter(folder) if tensors is not None else None
     if adapter is not None and tensors is not None:
         tensors = with_adapter(tensors, folder / ADAPTER_FILE)
     tree_folder = find_tree(folder) if tensors is None else None

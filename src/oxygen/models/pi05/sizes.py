@@ -72,8 +72,9 @@ def derive_sizes(
         data["horizon"] = horizon
     heads = _gemma_heads(facts, rows, told, config, where)
     for part in ("trunk", "expert"):
-        data[part] = facts[part] | heads
-    data["vision"] = facts["vision"] | {"num_heads": _vision_heads(facts, told, config, where)}
+        data[part] = dict(data.get(part, {})) | facts[part] | heads
+    tower = facts["vision"] | {"num_heads": _vision_heads(facts, told, config, where)}
+    data["vision"] = dict(data.get("vision", {})) | tower
     data["vision"].setdefault("stem", "patch")
     data |= {key: value for key, value in facts.items() if not isinstance(value, dict)}
     if "horizon" not in data:
