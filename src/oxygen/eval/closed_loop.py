@@ -55,13 +55,12 @@ class Wishes:
     kinds: tuple[str, ...] = ("subtask", "memory", "narration")
     questions: int = 40
 
-
-def layouts(first: int, episodes: int) -> range:
-    """Layout seeds never used in training or selection. Raises ValueError past their end."""
-    chosen = EVALUATION_SEEDS[first : first + episodes]
-    if len(chosen) < episodes:
-        raise ValueError(f"seed {first}: only {len(EVALUATION_SEEDS)} evaluation layouts are set apart")
-    return chosen
+    def layouts(self, episodes: int) -> range:
+        """Layout seeds never used in training or selection. Raises ValueError past their end."""
+        chosen = EVALUATION_SEEDS[self.seed : self.seed + episodes]
+        if len(chosen) < episodes:
+            raise ValueError(f"seed {self.seed}: only {len(EVALUATION_SEEDS)} evaluation layouts are set apart")
+        return chosen
 
 
 def evaluate(opened: OpenDoor, wishes: Wishes, progress: Progress) -> Report:
@@ -73,7 +72,7 @@ def evaluate(opened: OpenDoor, wishes: Wishes, progress: Progress) -> Report:
     for name in wishes.tasks:
         episodes = []
         with Arm(name) as arm:
-            for seed in layouts(wishes.seed, wishes.episodes):
+            for seed in wishes.layouts(wishes.episodes):
                 episodes.append(_episode(arm, seed, opened, wishes.kinds))
                 progress.advance(bar)
         _collect(report, scores, looks, name, episodes)
@@ -120,7 +119,7 @@ def twins(opened: OpenDoor, wishes: Wishes, progress: Progress) -> dict[str, Cou
         assert twin is not None
         flags = []
         with Arm(name) as arm:
-            for seed in layouts(wishes.seed, wishes.twin_episodes):
+            for seed in wishes.layouts(wishes.twin_episodes):
                 episode = run_episode(
                     arm,
                     seed,

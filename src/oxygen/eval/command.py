@@ -12,11 +12,11 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from oxygen.core.config import EngineConfig
-from oxygen.eval.closed_loop import Wishes, timed
-from oxygen.eval.doors import MODES, open_door
-from oxygen.eval.report import rows, tables
 from oxygen.sim.graphics import NoSimulator, require_simulator
 from oxygen.sim.tasks import TASK_NAMES
+from oxygen.sim.threads import keep_threads_quiet
+
+MODES = ("oxygen", "isolated")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -36,6 +36,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate and print; 0 on success, 2 where the simulator cannot run."""
+    keep_threads_quiet()
+    from oxygen.bench.machine import Machine, commit
+    from oxygen.eval.closed_loop import Wishes, timed
+    from oxygen.eval.doors import open_door
+    from oxygen.eval.report import rows, tables
+
     console = Console(file=sys.stderr)
     try:
         require_simulator()
@@ -48,6 +54,7 @@ def run(args: argparse.Namespace) -> int:
     )
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     config = EngineConfig(budget=args.budget)
+    machine = Machine.begin(args.device, args.dtype)
     with (
         open_door(args.model, args.mode, config=config, device=args.device, dtype=args.dtype) as opened,
         Progress(*columns, console=console) as progress,
@@ -59,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
         args.write.write_text(text + "\n", encoding="utf-8")
     line = {
         "bench": "eval",
+        "commit": commit(),
+        "machine": machine.end(),
         "config": {"model": str(args.model), "mode": args.mode, "budget": args.budget, **asdict(wishes)},
         "seconds": round(seconds, 1),
         "rows": rows(report, args.mode),

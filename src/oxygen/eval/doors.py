@@ -33,14 +33,23 @@ class OpenDoor:
 
 @contextmanager
 def open_door(
-    model: str | Path, mode: str, *, config: EngineConfig | None = None, device: str = "cpu", dtype: str = "float32"
+    model: str | Path,
+    mode: str,
+    *,
+    config: EngineConfig | None = None,
+    device: str = "cpu",
+    dtype: str = "float32",
+    threads: int | None = 1,
 ) -> Iterator[OpenDoor]:
-    """Serve a checkpoint folder or a shipped name in one of MODES; closed on the way out."""
+    """Serve a checkpoint folder or a shipped name in one of MODES; closed on the way out.
+
+    threads: of the runner on a CPU; one leaves the other cores to the simulator, and a small model gains by no second.
+    """
     if mode not in MODES:
         raise ValueError(f"mode {mode!r}: expected one of {', '.join(MODES)}")
     folder = resolve(model)
     processor = read_pi05(folder).processor()
-    runner = open_runner(folder, device=device, dtype=dtype, forbidden_ids=processor.forbidden_ids)
+    runner = open_runner(folder, device=device, dtype=dtype, forbidden_ids=processor.forbidden_ids, threads=threads)
     noise_shape = (runner.limits.horizon, runner.limits.action_dim)
     warm_up: Callable[[], object] | None = getattr(runner, "warm_up", None)
     if mode == "isolated":

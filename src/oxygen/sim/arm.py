@@ -44,8 +44,9 @@ def _block(env: str, block: int) -> Any:
 
 
 class Arm:
-    """One arm on one task at a time. `large` holds the last pictures as rendered. Control steps are 80 Hz; actions are [4] in [-1, 1]: motion x, y, z and gripper.
+    """One arm on one task at a time. Control steps are 80 Hz; actions are [4] in [-1, 1]: motion x, y, z and gripper.
 
+    `large` holds the last pictures as they were rendered, for people. An episode may take `max_steps` control steps.
     Only one Arm of a process may have its camera open (two software renderers in one process give broken pictures):
     close one before the next looks.
     """

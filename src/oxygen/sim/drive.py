@@ -28,6 +28,7 @@ class Body(Protocol):
     num_steps: int
     succeeded: bool
     max_steps: int
+    large: dict[str, np.ndarray]
 
     @property
     def state(self) -> np.ndarray: ...
@@ -39,6 +40,8 @@ class Body(Protocol):
     def facts(self) -> SceneFacts: ...
 
     def step(self, action: np.ndarray) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class Text(Protocol):

@@ -27,8 +27,8 @@ def progress_bars() -> Progress:
     )
 
 
-def train(work: Path, recipe: Recipe) -> None:
-    """Run all stages in `work`: demonstrations, tokenizer, then the recipe's stages, each with its rollouts first."""
+def train(work: Path, recipe: Recipe, out: Path) -> None:
+    """Run all stages in `work` and export to `out`: demonstrations, tokenizer, each stage with its rollouts first."""
     require_simulator()
     work.mkdir(parents=True, exist_ok=True)
     (work / "recipe.json").write_text(json.dumps(asdict(recipe), indent=1), encoding="utf-8")
@@ -37,10 +37,12 @@ def train(work: Path, recipe: Recipe) -> None:
         demonstrations = load_frames(files)
         scales = Scales.of(demonstrations)
         words = open_words(work)
+        from oxygen.training.torch.export import export
         from oxygen.training.torch.policy import Policy
         from oxygen.training.torch.trainer import Trainer
 
         trainer = Trainer(work / "train", recipe, words)
+        rollouts: dict[str, Frames] = {}
         until = 0
         for number, stage in enumerate(recipe.stages):
             until += stage.steps
@@ -49,12 +51,15 @@ def train(work: Path, recipe: Recipe) -> None:
                 policy = Policy(trainer.average, scales, words, seed=number)
                 record_rollouts(path, policy, number, stage.rollouts, progress)
                 files.append(path)
+                rollouts[stage.name] = load_frames([path])
             if trainer.step >= until:
                 continue
             taught, held_out = split(load_frames(files))
             curriculum = Curriculum(taught, scales, words)
             progress.console.print(f"stage {stage.name}: {len(taught)} frames, steps {trainer.step} to {until}")
             trainer.fit(curriculum, held_out_batch(held_out, scales, words), until, progress)
+        export(trainer.average, out, work, recipe, demonstrations, scales, rollouts)
+        progress.console.print(f"exported to {out}", highlight=False)
 
 
 def open_words(work: Path) -> Words:

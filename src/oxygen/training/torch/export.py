@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -23,11 +23,16 @@ NO_RESULTS = "Not evaluated yet: run `oxygen eval` on this folder."
 
 
 def export(
-    model: Pi05, folder: Path, work: Path, recipe: Recipe, demonstrations: Frames, scales: Scales, num_rollouts: int
+    model: Pi05,
+    folder: Path,
+    work: Path,
+    recipe: Recipe,
+    demonstrations: Frames,
+    scales: Scales,
+    rollouts: Mapping[str, Frames],
 ) -> Path:
     """Write weights, config, tokenizer, statistics and card. Results are those of `oxygen eval`, if it has run."""
     results = work / RESULTS_FILE
-    rollouts = work / "train" / "rollouts.jsonl"
     facts = {
         "parameters": f"{SPEC.num_parameters() / 1e6:.2f} M",
         "horizon": SPEC.horizon,
@@ -38,7 +43,7 @@ def export(
         "train_seeds": f"{TRAIN_SEEDS.start} to {TRAIN_SEEDS.start + recipe.num_demos - 1}",
         "dagger_seeds": DAGGER_SEEDS.start,
         "demo_frames": len(demonstrations),
-        "rollout_frames": num_rollouts,
+        "rollout_frames": sum(len(frames) for frames in rollouts.values()),
         "seed": recipe.seed,
         "steps": recipe.num_steps,
         "batch_size": recipe.batch_size,
@@ -52,7 +57,7 @@ def export(
             for s in recipe.stages
         ),
         "dtype": str(STORED).removeprefix("torch."),
-        "rollouts": _rollout_lines(rollouts),
+        "rollouts": "\n".join(_rollout_line(name, frames) for name, frames in rollouts.items()),
         "curves": curves(read_log(work / "train" / "log.jsonl")),
     }
     card = model_card(facts, results.read_text(encoding="utf-8") if results.exists() else NO_RESULTS)
@@ -68,10 +73,8 @@ def export(
     )
 
 
-def _rollout_lines(path: Path) -> str:
-    if not path.exists():
-        return ""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    return "\n".join(
-        f"Rollouts before stage {r['stage']}: {r['succeeded']} of {r['episodes']} succeeded." for r in rows
-    )
+def _rollout_line(stage: str, frames: Frames) -> str:
+    """How the policy fared before a stage; an episode that succeeded has frames after its success."""
+    episodes = set(zip(frames.tasks.tolist(), frames.seeds.tolist(), strict=True))
+    done = set(zip(frames.tasks[frames.done].tolist(), frames.seeds[frames.done].tolist(), strict=True))
+    return f"* Rollouts before stage {stage}: {len(done)} of {len(episodes)} episodes succeeded."

@@ -1,0 +1,150 @@
+"""The demo's course: both modes over the same layouts, the souvenirs, the table; or the robot at work without end."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+import webbrowser
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from oxygen.bench.machine import Machine, commit
+from oxygen.checkpoint.shipped import ASSETS
+from oxygen.core.config import EngineConfig
+from oxygen.demo.measure import Run, run_all, same_actions, same_texts
+from oxygen.demo.pictures import Filmstrip, plot
+from oxygen.demo.view import View
+from oxygen.demo.workload import wanted_texts
+from oxygen.eval.doors import open_door
+from oxygen.sim.arm import Arm
+from oxygen.sim.drive import Body, Look, run_episode
+from oxygen.sim.recorded import RecordedArm, load_films
+from oxygen.sim.tasks import DEMO_SEEDS
+
+FILMS = ASSETS / "oxygen-demo" / "episodes.npz"
+SERVED_FRAMES_PER_S = 8.0
+
+Arms = list[tuple[Callable[[], Body], int]]
+
+
+def arms_for(tasks: Sequence[str], seeds: Sequence[int], is_live: bool) -> Arms:
+    """What makes each episode's arm, with its layout. Recorded: the films that the package has."""
+    if not is_live:
+        return [(partial(RecordedArm, film), number) for number, film in enumerate(load_films(FILMS))]
+    return [(partial(Arm, task), seed) for task in tasks for seed in seeds]
+
+
+def compare(args: argparse.Namespace, console: Console, is_live: bool, seeds: Sequence[int]) -> dict[str, Any]:
+    """Run both modes and return the JSON line."""
+    arms = arms_for(args.tasks, seeds, is_live)
+    machine = Machine.begin(args.device, "float32")
+    runs = []
+    film = Filmstrip()
+    for mode in ("oxygen", "isolated"):
+        config = EngineConfig(budget=args.budget)
+        with (
+            open_door(args.model, mode, config=config, device=args.device) as opened,
+            View(console, str(args.out)) as view,
+        ):
+            if opened.engine is not None:
+                opened.engine.subscribe(view.record)
+
+            def on_look(run: Run, body: Body, look: Look, view: View = view) -> None:
+                view.look(run, body, look)
+                if run.mode == "oxygen":
+                    film.add(run, body.large, look)
+
+            runs.append(run_all(opened, arms, on_look, view.end, is_live))
+    args.out.mkdir(parents=True, exist_ok=True)
+    film.write(args.out / "demo.gif", runs[0])
+    has_plot = plot(args.out / "demo.png", runs)
+    shared, alone = (run.summary() for run in runs)
+    console.print(comparison(shared, alone))
+    is_same = {"same_actions": same_actions(*runs), "same_texts": same_texts(*runs)}
+    console.print(
+        f"same actions in both modes: {is_same['same_actions']}; same texts: {is_same['same_texts']}; "
+        f"written: {args.out / 'demo.gif'}"
+        + (f", {args.out / 'demo.png'}" if has_plot else " (no plot: no matplotlib)")
+    )
+    return {
+        "bench": "demo",
+        "commit": commit(),
+        "machine": machine.end(),
+        "config": {"model": str(args.model), "budget": args.budget, "seeds": list(seeds), "closed_loop": is_live},
+        **{key: value for key, value in shared.items() if key != "mode"},
+        "isolated": {key: value for key, value in alone.items() if key != "mode"},
+        **is_same,
+        "rows": [shared, alone],
+    }
+
+
+ROWS = (
+    ("success", "success", ""),
+    ("frames/s", "frames_per_s", ""),
+    ("frame time", "frame_ms", " ms"),
+    ("action ready (median)", "action_ready_ms_p50", " ms"),
+    ("action ready (p99)", "action_ready_ms_p99", " ms"),
+    ("text", "tokens_per_s", " tokens/s"),
+    ("answer age (median)", "answer_age_frames_p50", " frames"),
+    ("answer age (median)", "answer_age_ms_p50", " ms"),
+)
+
+
+def comparison(shared: dict[str, Any], alone: dict[str, Any]) -> Table:
+    table = Table(title="the same episodes in both modes")
+    for header in ("", "oxygen", "isolated"):
+        table.add_column(header, justify="left" if not header else "right")
+    for label, key, unit in ROWS:
+        cells = [
+            f"{row[key]}/{row['episodes']}" if key == "success" and row[key] is not None else f"{row[key]}{unit}"
+            for row in (shared, alone)
+        ]
+        table.add_row(label, *cells)
+    return table
+
+
+def serve(args: argparse.Namespace, console: Console, is_live: bool) -> int:
+    """Keep the robot working, episode after episode, beside the server and its page; ends with Ctrl-C."""
+    from oxygen.serving.server import BackgroundServer
+    from oxygen.serving.settings import ServeSettings
+
+    arms = arms_for(args.tasks, DEMO_SEEDS, is_live)
+    with open_door(args.model, "oxygen", config=EngineConfig(budget=args.budget), device=args.device) as opened:
+        assert opened.engine is not None
+        settings = ServeSettings(port=args.port, model_name="oxygen-tiny")
+        with BackgroundServer(opened.engine, settings) as server:
+            address = f"http://{server.address}/"
+            console.print(f"the robot is working; its page: {address} (Ctrl-C ends)")
+            if console.is_terminal:
+                webbrowser.open(address)
+            try:
+                for make_arm, seed in itertools.cycle(arms):
+                    _work(make_arm(), seed, opened.door, opened.noise_shape)
+            except KeyboardInterrupt:
+                console.print("stopping")
+    return 0
+
+
+def _work(arm: Body, seed: int, door: Any, noise_shape: tuple[int, int]) -> None:
+    """One episode at a rate that a person can follow."""
+
+    def pace(_: Look) -> None:
+        time.sleep(1.0 / SERVED_FRAMES_PER_S)
+
+    try:
+        run_episode(
+            arm,
+            seed,
+            door,
+            wanted=wanted_texts(arm.task.name),
+            noise_shape=noise_shape,
+            on_look=pace,
+            keep_looks=False,
+        )
+    finally:
+        arm.close()
