@@ -25,16 +25,16 @@ class Family:
 
 
 FAMILIES = (
-    Family("pi05", (r"gemma_expert\.model\.layers\.0\.input_layernorm\.dense\.", r"action_in_proj")),
-    Family("pi05", (r"PaliGemma/llm/layers/pre_attention_norm_1/Dense_0/kernel", r"action_in_proj/")),
+    Family("pi05", (r"gemma_expert\.model\.(layers\.\d+\.\w+|norm)\.dense\.",)),
+    Family("pi05", (r"PaliGemma/llm/(layers/)?\w+_norm_1/Dense_0/",)),
     Family(
         "pi0",
-        (r"gemma_expert\.model\.layers\.0\.input_layernorm\.weight", r"action_in_proj"),
+        (r"gemma_expert\.model\.(layers\.\d+\.\w+norm|norm)\.weight",),
         note="a π0 checkpoint (its action expert has plain norms and a state token)",
     ),
     Family(
         "pi0",
-        (r"PaliGemma/llm/layers/pre_attention_norm_1/scale", r"action_in_proj/"),
+        (r"PaliGemma/llm/(layers/)?\w+_norm_1/scale",),
         note="a π0 checkpoint (its action expert has plain norms and a state token)",
     ),
     Family(
