@@ -1,4 +1,6 @@
-"""A TCP relay that can misbehave as links do: swallow what the server says, cut without a word, or never answer at all."""
+"""A TCP relay that can misbehave as links do: swallow what the server says, cut without a word, or never answer at
+all.
+"""
 
 from __future__ import annotations
 

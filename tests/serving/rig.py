@@ -1,6 +1,7 @@
 """A whole server without a model: the real engine, processor and doors on a runner that invents its results.
 
-The chunk depends on the frame's noise alone; a text is a fixed sentence, one byte a token, that says which request it is.
+The chunk depends on the frame's noise alone; a text is a fixed sentence, one byte a token, that says which request
+it is.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ HORIZON, ACTION_DIM = 10, 32
 
 
 class FakeRunner:
-    """act_s / round_s: how long the device takes. gate: cleared, the next act waits for it. fault: raised by the next act."""
+    """act_s / round_s: how long the device takes. gate: cleared, the next act waits for it. fault: raised by the
+    next act.
+    """
 
     def __init__(self, max_contexts: int = 160, max_texts: int = 64) -> None:
         self.limits = RunnerLimits(
@@ -138,7 +141,9 @@ class Rig:
 
     def assert_idle(self) -> None:
         """No row is held by anything but the sessions' newest contexts, no text lives."""
+
         def idle() -> bool:
             stats = self.engine.stats()
             return stats.live_texts == stats.waiting_texts == stats.tail_rows == 0
+
         self.until(idle)

@@ -18,12 +18,11 @@ from oxygen_client import (
 )
 from oxygen_client.backoff import Backoff, is_local
 from serving.relay import Relay
-from serving.rig import HORIZON, SENTENCE, FakeRunner, observation, serve
+from serving.rig import HORIZON, SENTENCE, FakeRunner, observation, processor, serve
 
 from oxygen.engine.engine import Engine
 from oxygen.serving.server import BackgroundServer
 from oxygen.serving.settings import ServeSettings
-from serving.rig import processor
 
 
 def quick(url: str, session: str | None = "arm", **options: object) -> RobotClient:
@@ -156,7 +155,12 @@ def test_client_killed_in_mid_frame_and_in_mid_text_frees_everything() -> None:
         robot.infer(observation(), [{"kind": "narration", "max_new_tokens": 400}])
         rig.until(lambda: rig.engine.stats().live_texts == 1)
         runner.gate.clear()
-        frame = threading.Thread(target=lambda: pytest.raises(ConnectionLost, robot.infer, observation(), timeout=1.0))
+
+        def lose() -> None:
+            with pytest.raises(ConnectionLost):
+                robot.infer(observation(), timeout=1.0)
+
+        frame = threading.Thread(target=lose)
         frame.start()
         rig.until(lambda: rig.gateway.in_flight == 1)
         relay.cut()

@@ -16,9 +16,9 @@ from starlette.websockets import WebSocket
 from oxygen.engine.engine import Engine
 from oxygen.serving import chat, dashboard, events, health
 from oxygen.serving.gateway import Gateway
-from oxygen.serving.guard import Guard, TooLarge
+from oxygen.serving.guard import Guard
+from oxygen.serving.lerobot.service import LeRobotService
 from oxygen.serving.openpi import OpenpiDoor
-from oxygen.serving.problems import Problem
 from oxygen.serving.robot import RobotDoor
 from oxygen.serving.settings import ServeSettings
 
@@ -41,20 +41,28 @@ def build_app(engine: Engine, settings: ServeSettings | None = None) -> Guard:
         *dashboard.routes(),
         WebSocketRoute("/{path:path}", _openpi),
     ]
-    handlers = {TooLarge: _too_large, 404: _not_found, 500: _broken}
+    handlers = {404: _not_found, 500: _broken}
     app = Starlette(routes=routes, lifespan=_lifespan, exception_handlers=handlers)
     app.state.gateway = gateway
+    app.state.lerobot_port = None
     return Guard(app, gateway)
 
 
 @contextlib.asynccontextmanager
 async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     gateway: Gateway = app.state.gateway
+    settings = gateway.settings
     unsubscribe = gateway.engine.subscribe(gateway.timeline.listen)
+    lerobot: LeRobotService | None = None
+    if settings.lerobot_port is not None:
+        lerobot = LeRobotService(gateway)
+        app.state.lerobot_port = await lerobot.start(settings.host, settings.lerobot_port)
     try:
         yield
     finally:
         unsubscribe()
+        if lerobot is not None:
+            await lerobot.stop()
         await gateway.close()
 
 
@@ -64,11 +72,6 @@ async def _openpi(websocket: WebSocket) -> None:
 
 async def _robot(websocket: WebSocket) -> None:
     await RobotDoor(websocket, websocket.app.state.gateway).serve()
-
-
-async def _too_large(request: Request, error: Exception) -> Response:
-    limit = request.app.state.gateway.settings.max_body_bytes
-    return chat.error_response(Problem("too_large", 413, f"a request holds at most {limit} bytes"))
 
 
 async def _not_found(request: Request, error: Exception) -> Response:

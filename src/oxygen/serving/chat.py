@@ -185,7 +185,8 @@ async def _ask_pictures(gateway: Gateway, wanted: ChatRequest) -> Ticket:
     state = np.zeros(robot.state_dim) if wanted.state is None else np.asarray(wanted.state, dtype=np.float64)
     if state.shape != (robot.state_dim,) or not np.isfinite(state).all():
         raise InvalidInput("state", f"{robot.state_dim} finite numbers", f"shape {list(state.shape)}")
-    observation = Observation(images, state if robot.state_dim else None, None, session=f"chat-{uuid.uuid4().hex[:12]}")
+    name = f"chat-{uuid.uuid4().hex[:12]}"
+    observation = Observation(images, state if robot.state_dim else None, wanted.prompt, session=name)
     return await gateway.in_thread(gateway.engine.submit, observation, None, (wanted.task,))
 
 

@@ -35,6 +35,7 @@ class ChatRequest:
     max_age_s: float | None = None
     is_stream: bool = False
     wants_usage: bool = False
+    prompt: str | None = None
     images: list[np.ndarray] = field(default_factory=list)
     state: Any = None
 
@@ -62,6 +63,7 @@ def parse(body: Any, max_chars: int) -> ChatRequest:
         max_age_s=max_age_s,
         is_stream=_flag(body, "stream"),
         wants_usage=_flag(body.get("stream_options") or {}, "include_usage"),
+        prompt=_text(body, "prompt") or question,
         images=images,
         state=body.get("state"),
     )

@@ -12,24 +12,23 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.applications import Starlette
+from starlette.types import Message, Receive, Scope, Send
 
 from oxygen.serving.gateway import Gateway
+from oxygen.serving.problems import TooLarge
 from oxygen.serving.settings import LOOPBACK
 
 OPEN_PATHS = frozenset({"/healthz", "/livez", "/readyz"})
 COOKIE = "oxygen_key"
 
 
-class TooLarge(Exception):
-    """The body passed the limit while it was read."""
-
-
 class Guard:
     """Refuses with 401, 403, 413 or 503 and a JSON reason; otherwise passes on, counting open connections."""
 
-    def __init__(self, app: ASGIApp, gateway: Gateway) -> None:
+    def __init__(self, app: Starlette, gateway: Gateway) -> None:
         self._app = app
+        self.state = app.state
         self.gateway = gateway
         self._settings = gateway.settings
         self.num_open = 0
@@ -99,7 +98,7 @@ class Guard:
             message = await receive()
             num_bytes += len(message.get("body", b""))
             if num_bytes > self._settings.max_body_bytes:
-                raise TooLarge
+                raise TooLarge(self._settings.max_body_bytes)
             return message
 
         return limited

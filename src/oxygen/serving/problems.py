@@ -18,6 +18,13 @@ _REFUSALS = {"queue_full": 429, "no_session": 409}
 _REFUSALS |= dict.fromkeys(("warming", "stopping", "closed", "failed", "engine_failed", "engine_closed"), 503)
 
 
+class TooLarge(OxygenError):
+    """A request's body passed the limit while it was read."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(f"a request holds at most {limit} bytes")
+
+
 @dataclass(frozen=True, slots=True)
 class Problem:
     """One failure, in the form that every door can write.
@@ -57,6 +64,8 @@ def describe(error: BaseException, *, debug: bool = False) -> Problem:
     if isinstance(error, Refused):
         status = _REFUSALS.get(error.reason, 429 if error.retry_after_s is not None else 409)
         return Problem(error.reason, status, str(error), retry_after_s=error.retry_after_s)
+    if isinstance(error, TooLarge):
+        return Problem("too_large", 413, str(error))
     if isinstance(error, Ended):
         return Problem(error.reason, 409 if error.reason != "closed" else 503, str(error))
     if isinstance(error, TimeoutError):

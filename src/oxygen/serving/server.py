@@ -22,6 +22,7 @@ from oxygen.engine.engine import Engine
 from oxygen.serving.app import build_app
 from oxygen.serving.gateway import Gateway
 from oxygen.serving.guard import Guard
+from oxygen.serving.protocol import PoliteProtocol
 from oxygen.serving.settings import ServeSettings
 
 log = logging.getLogger("oxygen.serving")
@@ -54,7 +55,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 lifespan="on",
-                ws="websockets-sansio",
+                ws=PoliteProtocol,
                 ws_max_size=settings.max_frame_bytes,
                 ws_per_message_deflate=False,
                 ws_ping_interval=settings.ping_interval_s,
@@ -131,6 +132,12 @@ class BackgroundServer:
         return self.app.gateway
 
     @property
+    def lerobot_port(self) -> int | None:
+        """Where LeRobot's clients connect, once started; None without that door."""
+        port: int | None = self.app.state.lerobot_port
+        return port
+
+    @property
     def address(self) -> str:
         return f"{self.settings.host}:{self.port}"
 
@@ -154,6 +161,8 @@ class BackgroundServer:
         """Leave without a word, as a crash would: connections are cut, nobody is told."""
 
         def cut() -> None:
+            for server in self._server.servers:
+                server.close()
             for connection in list(self._server.server_state.connections):
                 if connection.transport is not None:
                     connection.transport.abort()
@@ -167,5 +176,9 @@ class BackgroundServer:
         try:
             self._loop.run_until_complete(self._server.serve([self._listener]))
         finally:
+            left = asyncio.all_tasks(self._loop)
+            for task in left:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
             self._loop.run_until_complete(self._loop.shutdown_asyncgens())
             self._loop.close()
