@@ -15,7 +15,7 @@ from oxygen.core.inputs import ContextInputs
 from oxygen.core.plan import ActItem, RunnerLimits, StepPlan
 from oxygen.scheduler.ledger import Ledger
 from oxygen.scheduler.pace import Pace
-from oxygen.scheduler.state import Outcome, Request, Session, Text
+from oxygen.scheduler.state import Late, Outcome, Request, Session, Text
 
 
 class Scheduler:
@@ -36,13 +36,15 @@ class Scheduler:
         self._num_texts_at_door = 0
         self._shut: OxygenError | None = None
         self._frames: dict[str, Request] = {}  # by session, longest waiting first; a newer frame inherits the place
+        self._begun: dict[str, Request] = {}  # in this step
         self._last_frame_at = self._next_sweep = -inf
 
     # The door
 
     def arrive(self, request: Request) -> list[Request]:
-        """Note a session's newest frame before it is added; returns the questions that may want to read it."""
+        """Note a session's newest frame before it is added; returns the questions that may read it. Raises Refused."""
         with self._door:
+            self._check_room(request)
             session = self._session(request)
             if session.newest is not None:
                 session.newest.observation = None  # pictures as they came are kept for the newest frame only
@@ -59,14 +61,7 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Leave a frame, or a late question, for the next plan; raises Refused."""
         with self._door:
-            if self._shut is not None:
-                raise self._shut
-            ledger = self.ledger
-            num_asks = sum(len(s.asks) for s in ledger.sessions.values())
-            room = self.config.max_waiting_texts + ledger.tail_rows.num_free - len(ledger.queue) - num_asks
-            if not request.actions and self._num_texts_at_door + len(request.texts) > room:
-                ledger.counts["refused"] += len(request.texts)
-                raise Refused("queue_full", f"{len(ledger.queue)} texts wait already", retry_after_s=1.0)
+            self._check_room(request)
             session = self._session(request)
             session.num_open += 1
             request.is_acting = bool(request.actions)
@@ -75,14 +70,27 @@ class Scheduler:
                 session.asks.append(request)
             else:
                 self._num_texts_at_door += len(request.texts)
-            self._wishes.append(partial(self._ask if request.inputs is None else self._add, request))
+            self._wishes.append(partial(self._add, request))
+
+    def _check_room(self, request: Request) -> None:
+        """Turn away what comes after the end, and text alone when too much waits; frames with actions come in."""
+        if self._shut is not None:
+            raise self._shut
+        ledger = self.ledger
+        num_waiting = len(ledger.queue) + self._num_texts_at_door + sum(len(s.asks) for s in ledger.sessions.values())
+        room = self.config.max_waiting_texts + ledger.tail_rows.num_free - num_waiting
+        if not request.actions and len(request.texts) > room:
+            ledger.counts["refused"] += len(request.texts)
+            raise Refused("queue_full", f"{num_waiting} texts wait already", retry_after_s=1.0)
 
     def cancel(self, request_id: int, task_id: int | None = None) -> None:
         self._wishes.append(partial(self._cancel, request_id, task_id))
 
     def reset(self, name: str, done: Callable[[], None]) -> None:
-        """Forget all that a session has; the engine calls `done` once it is so."""
+        """Forget all that a session has; the engine calls `done` once it is so. Raises Refused."""
         with self._door:
+            if self._shut is not None:
+                raise self._shut
             if (session := self.ledger.sessions.get(name)) is not None:
                 session.newest, session.num_submitted = None, 0
             self._wishes.append(partial(self._reset, name, done))
@@ -91,10 +99,6 @@ class Scheduler:
         """Refuse all that comes from now on."""
         with self._door:
             self._shut = self._shut or error
-
-    @property
-    def has_wishes(self) -> bool:
-        return bool(self._wishes)
 
     def delay(self, now: float, is_draining: bool) -> float:
         """Seconds until there is something to do: 0 for now, infinite for nothing in sight."""
@@ -105,8 +109,8 @@ class Scheduler:
             due = [s.held_until for s in ledger.sessions.values() if s.held]
             due += [t.limit for r in ledger.open.values() for t in r.texts if not t.finish_reason]
             if ledger.live or ledger.queue:
-                quiet = {"idle": 0.0, "fixed": self.config.quiet_s}.get(budget.kind, 1 / max(budget.value, 1e-9))
-                due.append(-inf if is_draining else self._last_frame_at + quiet)
+                quiet_s = 1 / budget.value if budget.kind == "rate" else self.config.quiet_s
+                due.append(-inf if is_draining or budget.kind == "idle" else self._last_frame_at + quiet_s)
             return max(0.0, min(due, default=inf) - now)
 
     # The two doors of state
@@ -117,6 +121,7 @@ class Scheduler:
             self._carry_out(now)
             self._expire(now)
             act = self._begin(now)
+            self._join_questions()
             self._admit()
             self.num_frames_waiting = sum(r.is_acting for r in self._frames.values())
             rows = {item.context_row for item in act}
@@ -131,6 +136,17 @@ class Scheduler:
                 rounds=self.pace.rounds(longest, has_actions=bool(act)),
             )
 
+    def is_text_paused(self, plan: StepPlan) -> bool:
+        """Text waits while a frame with actions does, unless it has waited too long already."""
+        has_text = bool(plan.decode or plan.prefill_text)
+        is_frame_first = self.num_frames_waiting > 0 and not self.pace.is_text_due
+        return bool(plan.decode and not plan.rounds) or (has_text and is_frame_first)
+
+    def is_time_up(self, decoding_s: float) -> bool:
+        """Between rounds: a frame with actions has come; under `idle`, anything has, or the slice is over."""
+        is_slice_over = bool(self._wishes) or decoding_s >= self.config.text_slice_s
+        return self.num_frames_waiting > 0 or (self.pace.budget.kind == "idle" and is_slice_over)
+
     def commit(self, plan: StepPlan, outcome: Outcome) -> None:
         """Apply what the step did."""
         ledger = self.ledger
@@ -140,6 +156,7 @@ class Scheduler:
                 context.is_written = item.context_row not in outcome.to_write
                 if not context.is_written and item.request_id in outcome.faults:
                     ledger.end_context(context, "fault", outcome.faults[item.request_id])
+            ledger.counts["faults"] += len(outcome.faults)
             for request_id, fault in outcome.faults.items():
                 if request_id in ledger.open:
                     ledger.end_request(ledger.open[request_id], "fault", fault)
@@ -179,20 +196,15 @@ class Scheduler:
         self._num_texts_at_door = 0
 
     def _add(self, request: Request, now: float) -> None:
-        self.ledger.register(request)
+        request.num_open = len(request.texts) + request.is_acting
+        self.ledger.open[request.request_id] = request
+        if request.inputs is None:
+            return  # a question: it joins a frame once those that wait have begun
         older = self._frames.get(request.session)
         self._frames[request.session] = request
         if older is not None and older.num_open:
             self.ledger.counts["replaced"] += 1
             self.ledger.end_request(older, "replaced")
-
-    def _ask(self, request: Request, now: float) -> None:
-        self.ledger.register(request)
-        frame, wanted = self.ledger.sessions[request.session].held_frame, request.wanted_frame
-        if frame is not None and self._suits(request, frame, now):
-            self._join(request, frame)
-        elif wanted is not None and all(f.frame_id != wanted for f in self._frames.values()):
-            self.ledger.refuse(request.texts[0], "frame_gone", f"the context of frame {wanted} is not held")
 
     def _cancel(self, request_id: int, task_id: int | None, now: float) -> None:
         request = self.ledger.open.get(request_id)
@@ -220,7 +232,6 @@ class Scheduler:
         for session in ledger.sessions.values():
             if session.held is not None and session.held_until <= now:
                 ledger.drop_hold(session)
-                session.newest = None if session.newest is session.held_frame else session.newest
         if now >= self._next_sweep:
             self._next_sweep = now + timeout / 4
             for name, session in list(ledger.sessions.items()):
@@ -230,12 +241,14 @@ class Scheduler:
     def _begin(self, now: float) -> list[ActItem]:
         """Begin the frames that have waited longest: action contexts first, they always find a row."""
         ledger, act = self.ledger, []
+        self._begun.clear()
         frames = [f for name in list(self._frames)[: self._max_batch] if (f := self._frames.pop(name)).num_open]
         for frame in frames:
             session = ledger.sessions[frame.session]
             ledger.drop_hold(session)
             session.num_frames += 1
             frame.ordinal, session.last_seen = session.num_frames, now
+            self._begun[frame.session] = frame
         for frame in frames:
             if frame.is_acting and frame.inputs is not None:
                 self._last_frame_at = now
@@ -247,33 +260,35 @@ class Scheduler:
         return act
 
     def _begin_texts(self, frame: Request, now: float) -> None:
-        ledger, session = self.ledger, self.ledger.sessions[frame.session]
+        ledger = self.ledger
         assert frame.inputs is not None
         ledger.counts.update(frames=1, unshared=frame.inputs.num_unshared)
         for text, encoded in zip(frame.texts, frame.inputs.texts, strict=True):
             self._start(text, frame, frame.inputs.contexts[encoded.context])
-        for request in [r for r in session.asks if self._suits(r, frame, now)]:
-            self._join(request, frame)
         context = ledger.find(frame.inputs.contexts[0])
         if context is not None and self.config.keep_context_s > 0:
-            ledger.hold(session, frame, context, now + self.config.keep_context_s)
+            ledger.hold(ledger.sessions[frame.session], frame, context, now + self.config.keep_context_s)
 
-    def _suits(self, ask: Request, frame: Request, now: float) -> bool:
-        """Whether a question that waits may read this frame."""
-        is_wanted = ask.wanted_frame is None or ask.wanted_frame == frame.frame_id
-        is_fresh = ask.max_age_s is None or now - frame.submitted_at <= ask.max_age_s
-        return is_wanted and is_fresh and frame.request_id in ask.late and ask.request_id in self.ledger.open
+    def _join_questions(self) -> None:
+        """Let questions that wait read the frame that their session has just begun, or the one that it holds."""
+        for name, session in self.ledger.sessions.items():
+            frame, coming = self._begun.get(name) or session.held_frame, self._frames.get(name)
+            for ask in [a for a in session.asks if a.request_id in self.ledger.open]:
+                wanted = ask.wanted_frame
+                if frame is not None and ask.suits(frame):
+                    session.asks.remove(ask)
+                    self._join(ask.texts[0], frame, ask.late[frame.request_id])
+                elif wanted is not None and (coming is None or coming.frame_id != wanted):
+                    self.ledger.refuse(ask.texts[0], "frame_gone", f"the context of frame {wanted} is not held")
 
-    def _join(self, ask: Request, frame: Request) -> None:
-        late, text = ask.late[frame.request_id], ask.texts[0]
+    def _join(self, text: Text, frame: Request, late: Late) -> None:
         assert frame.inputs is not None
-        self.ledger.sessions[ask.session].asks.remove(ask)
-        if late.error is not None:
-            self.ledger.end_text(text, "refused", late.error)
-            return
-        self.ledger.counts["joined"] += late.own_context is None
-        text.tail_ids = late.tail_ids
-        self._start(text, frame, late.own_context or frame.inputs.contexts[0])
+        if isinstance(late, OxygenError):
+            self.ledger.end_text(text, "refused", late)
+        else:
+            text.tail_ids, own_context = late
+            self.ledger.counts["joined"] += own_context is None
+            self._start(text, frame, own_context or frame.inputs.contexts[0])
 
     def _start(self, text: Text, frame: Request, inputs: ContextInputs) -> None:
         """A text's frame is here: give it its context and a place in the queue, or refuse it."""
