@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +12,10 @@ from oxygen.demo.measure import Run
 from oxygen.sim.drive import Look
 
 SCALE = 2
-CAPTION_HEIGHT = 62
+NUM_LINES = 7
+LINE_HEIGHT = 14
 FRAME_MS = 90
-LINE_CHARS = 84
+LINE_CHARS = 76
 
 
 class Filmstrip:
@@ -30,7 +32,7 @@ class Filmstrip:
 
     def write(self, path: Path, run: Run) -> None:
         """Write the GIF; every caption shows the newest words that had come by that frame."""
-        font = ImageFont.load_default(size=12)
+        font = ImageFont.load_default(size=11)
         images = []
         for episode, frame, prompt, picture in self._shots:
             lines = [f"task: {prompt}", *_captions(run, episode, frame)]
@@ -50,8 +52,8 @@ def _captions(run: Run, episode: int, frame: int) -> list[str]:
         ]
         if heard:
             newest = max(heard, key=lambda s: s.frame)
-            question = f"{newest.question} " if newest.question else ""
-            lines.append(f"{kind}: {question}{newest.result.text}"[:LINE_CHARS])
+            question = f"{newest.question} - " if newest.question else ""
+            lines += textwrap.wrap(f"{kind}: {question}{newest.result.text}", LINE_CHARS, subsequent_indent="    ")
     return lines
 
 
@@ -61,12 +63,12 @@ def _captioned(
     shown = Image.fromarray(picture).resize(
         (picture.shape[1] * SCALE, picture.shape[0] * SCALE), Image.Resampling.NEAREST
     )
-    image = Image.new("RGB", (shown.width, shown.height + CAPTION_HEIGHT + 14), (16, 18, 24))
+    image = Image.new("RGB", (shown.width, shown.height + NUM_LINES * LINE_HEIGHT + 4), (16, 18, 24))
     image.paste(shown, (0, 0))
     draw = ImageDraw.Draw(image)
-    for number, line in enumerate(lines):
+    for number, line in enumerate(lines[:NUM_LINES]):
         colour = (255, 255, 255) if number == 0 else (150, 220, 170)
-        draw.text((4, shown.height + 2 + 14 * number), line, fill=colour, font=font)
+        draw.text((4, shown.height + 2 + LINE_HEIGHT * number), line, fill=colour, font=font)
     return image
 
 

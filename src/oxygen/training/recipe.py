@@ -36,8 +36,8 @@ class Recipe:
     seed: int = 0
     stages: tuple[Stage, ...] = (
         Stage("imitate", 2200),
-        Stage("correct", 1400, rollouts=12),
-        Stage("settle", 2600, rollouts=12, decays=True),
+        Stage("correct", 800, rollouts=12),
+        Stage("settle", 1400, rollouts=12, decays=True),
     )
 
     @property
