@@ -111,7 +111,10 @@ class FakeProcessor:
         return ModelInputs(tuple(contexts), acting, speaking, state, num_unshared)
 
     def encode_text(self, inputs: ModelInputs, text: TextTask) -> EncodedTask | None:
-        if self._prefix(text):
+        own = tuple(self.tokenizer.encode(self._prefix(text)))
+        if inputs.contexts[0].token_ids[:1] == (ord("<"),):
+            return EncodedTask(0, self._tail(text)) if own and inputs.contexts[0].token_ids[: len(own)] == own else None
+        if own:
             return None
         return EncodedTask(0, self._tail(text))
 

@@ -19,6 +19,7 @@ FLOORS = {
     "layers": 2,
     "checkpoint": 2,
     "models": 3,
+    "tickets": 3,
     "runtime": 4,
     "engine": 5,
     "serving": 6,

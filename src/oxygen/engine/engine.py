@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -14,20 +13,20 @@ from pathlib import Path
 from typing import Any
 
 from oxygen.core.config import EngineConfig
-from oxygen.core.errors import DeviceFault, Ended, Refused
-from oxygen.core.plan import Runner, StepPlan
+from oxygen.core.errors import DeviceFault, Ended, OxygenError, Refused
+from oxygen.core.plan import Runner
 from oxygen.core.tasks import ActionTask, Observation, TextTask
-from oxygen.engine.delivery import Delivery
-from oxygen.engine.intake import Intake
-from oxygen.engine.stats import EngineStats, Laps, StepRecord, Window
-from oxygen.engine.ticket import Ticket, pending
 from oxygen.engine.verbs import Verbs
 from oxygen.processing.interface import Processor
 from oxygen.scheduler.scheduler import Scheduler
-from oxygen.scheduler.state import Outcome
+from oxygen.scheduler.state import Outcome, Request
+from oxygen.tickets.delivery import Delivery
+from oxygen.tickets.intake import Intake
+from oxygen.tickets.record import EngineStats, Laps, StepRecord
+from oxygen.tickets.tap import Listener, Tap
+from oxygen.tickets.ticket import Ticket, pending
 
 log = logging.getLogger(__name__)
-Listener = Callable[[StepRecord], object]
 ONE_CHUNK = ActionTask()
 
 
@@ -56,33 +55,24 @@ class Engine:
         self._intake = Intake(processor, runner.limits, self._cancel)
         self._verbs = Verbs(runner, clock)
         self._delivery = Delivery(processor, self._scheduler.ledger)
-        self._listeners: list[Listener] = []
-        self._window = Window()
-        self._told: Counter[str] = Counter()
-        self._num_steps = 0
+        self._tap = Tap(self._scheduler, self._delivery)
         self._step_started_at: float | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
-        self._drain_until: float | None = None
+        self._drain_until = inf
 
     @classmethod
     def from_pretrained(
-        cls,
-        folder: str | Path,
-        *,
-        device: str = "cpu",
-        dtype: str = "float32",
-        robot: str | None = None,
-        config: EngineConfig | None = None,
-        **overrides: Any,
+        cls, folder: str | Path, *, robot: str | None = None, config: EngineConfig | None = None, **device: Any
     ) -> Engine:
-        """Open a checkpoint folder (or a preset's name, with random weights) and start an engine on it."""
-        from oxygen.processing import open_processor
+        """Open a checkpoint folder and start an engine on it. device: `device`, `dtype`, sizes: see `open_runner`."""
+        from oxygen.models.pi05.opening import read_pi05
         from oxygen.runtime.torch.open import open_runner
 
-        processor = open_processor(folder, robot=robot)
-        runner = open_runner(folder, device=device, dtype=dtype, **overrides)
-        engine = cls(runner, processor, config, warm_up=getattr(runner, "warm_up", None))
+        processor = read_pi05(folder, robot=robot).processor()
+        device.update(eos_ids=processor.tokenizer.eos_ids, forbidden_ids=processor.forbidden_ids)
+        runner = open_runner(folder, **device)
+        engine = cls(runner, processor, config, warm_up=runner.warm_up)
         engine.start()
         return engine
 
@@ -121,31 +111,22 @@ class Engine:
         self._scheduler.reset(session, partial(done.set_result, None))
         self._wake.set()
         if self._thread is None:
-            self.step()  # without a thread the caller owns the device
+            self.step()  # the caller owns the device
         done.result(timeout)
 
     def subscribe(self, listener: Listener) -> Callable[[], None]:
         """Call `listener` after each step, in the device's thread (it must not block); returns how to stop."""
-        self._listeners.append(listener)
-        return lambda: self._listeners.remove(listener) if listener in self._listeners else None
+        return self._tap.subscribe(listener)
 
     def stats(self) -> EngineStats:
-        ledger, started = self._scheduler.ledger, self._step_started_at
+        started, ledger = self._step_started_at, self._scheduler.ledger
+        age, steps = 0.0 if started is None else self._clock() - started, self._tap.num_steps
+        figures = (dict(ledger.counts), self._tap.window.summary())
         return EngineStats(
-            status=self.status,
-            fault=self.fault,
-            budget=self.config.budget,
-            steps=self._num_steps,
-            current_step_s=0.0 if started is None else self._clock() - started,
-            live_texts=len(ledger.live),
-            waiting_texts=len(ledger.queue),
-            context_rows=ledger.context_rows.num_used,
-            tail_rows=ledger.tail_rows.num_used,
-            counts=dict(ledger.counts),
-            recent=self._window.summary(),
+            self.status, self.fault, self.config.budget, self._tap.num_steps, age, *ledger.sizes, *so_far
         )
 
-    def _enter(self, request: Any) -> Ticket:
+    def _enter(self, request: Request) -> Ticket:
         self._scheduler.add(request)
         self._wake.set()
         return self._intake.ticket(request)
@@ -179,35 +160,32 @@ class Engine:
                 self.status = "ready"
             while self.status == "ready":
                 self._wake.clear()
-                now, until = self._clock(), self._drain_until
-                delay = self._scheduler.delay(now, is_draining=until is not None)
-                if until is not None and (delay > 0 or now >= until):
-                    break
-                if delay > 0:
+                now, is_draining = self._clock(), self._drain_until < inf
+                delay = self._scheduler.delay(now, is_draining)
+                if is_draining and (delay > 0 or now >= self._drain_until):
+                    self.status = "closed"
+                    self._end_all("closed", None)
+                    self.runner.close()
+                elif delay > 0:
                     self._wake.wait(None if delay == inf else delay)
                 else:
                     self.step()
-        except DeviceFault:
-            log.exception("the device thread ends")
         except BaseException as error:
             self._fail(error)
-            raise
-        if self.status == "ready":
-            self.status = "closed"
-            self._end_all("closed", None)
-            self.runner.close()
+            if not isinstance(error, Exception):
+                raise
+            log.error("the engine is dead", exc_info=error)
 
     def _fail(self, error: BaseException) -> DeviceFault:
         """Record what broke, once, and end everything with it."""
         if self.fault is None:
-            self.fault = DeviceFault(f"{type(error).__name__}: {error}")
+            self.fault, self.status = DeviceFault(f"{type(error).__name__}: {error}"), "failed"
             self.fault.__cause__ = error
-            self.status = "failed"
             self._scheduler.shut(Refused("failed", f"the engine is dead: {self.fault}"))
             self._end_all("fault", self.fault)
         return self.fault
 
-    def _end_all(self, reason: str, error: DeviceFault | None) -> None:
+    def _end_all(self, reason: str, error: OxygenError | None) -> None:
         self._scheduler.end_all(reason, error)
         self._delivery.give_ends(self._clock())
 
@@ -215,6 +193,8 @@ class Engine:
 
     def step(self) -> StepRecord:
         """Do one step; raises DeviceFault, after all tickets have ended with it."""
+        if self._thread not in (None, threading.current_thread()):
+            raise RuntimeError("the engine's own thread drives it")
         if self.status not in ("ready", "warming"):
             raise self.fault or Ended("closed", "the engine is closed")
         try:
@@ -234,83 +214,25 @@ class Engine:
         chunks = verbs.act(plan.act, outcome)
         delivery.give_actions(chunks, outcome, laps.lap("act"))
         delivery.give_ends(laps.lap("deliver"))
-        if not (is_paused := self._is_text_paused(plan)):
+        if not (is_paused := scheduler.is_text_paused(plan)):
             verbs.prefill(plan.prefill_text, outcome)
-            started = laps.lap("prefill_text")
-            verbs.decode(plan.decode, plan.rounds, outcome, self._take_token, partial(self._is_time_up, started))
+            verbs.decode(plan, outcome, scheduler, laps.lap("prefill_text"))
             laps.lap("decode")
         outcome.decode_s = laps.seconds.get("decode", 0.0)
-        outcome.base_s = sum(laps.seconds.values()) - outcome.decode_s
+        outcome.base_s = laps.total_s - outcome.decode_s
         scheduler.commit(plan, outcome)
         self._forget_rows()
         delivery.give_pieces(outcome, laps.lap("commit"))
         delivery.give_ends(self._clock())
         laps.lap("deliver_text")
-        return self._record(plan, outcome, laps, is_paused)
-
-    def _is_text_paused(self, plan: StepPlan) -> bool:
-        """Text waits while a frame with actions does, unless it has waited too long already."""
-        if plan.decode and not plan.rounds:
-            return True
-        is_text = bool(plan.decode or plan.prefill_text)
-        return is_text and self._scheduler.num_frames_waiting > 0 and not self._scheduler.pace.is_text_due
-
-    def _is_time_up(self, started: float) -> bool:
-        """Between rounds: a frame with actions has come, or under `idle` any wish has, or the slice is over."""
-        scheduler = self._scheduler
-        if scheduler.num_frames_waiting or scheduler.pace.budget.kind != "idle":
-            return scheduler.num_frames_waiting > 0
-        return scheduler.has_wishes or self._clock() - started >= self.config.text_slice_s
-
-    def _take_token(self, task_id: int, token: int) -> str:
-        reason: str = self._scheduler.ledger.live[task_id].transcript.push(token)
-        return reason
+        record = self._tap.tell(plan, outcome, laps, is_paused)
+        if self.config.debug:
+            scheduler.ledger.check()
+        self._step_started_at = None
+        return record
 
     def _forget_rows(self) -> None:
         ledger = self._scheduler.ledger
         contexts, tails = ledger.context_rows.take_freed(), ledger.tail_rows.take_freed()
         if contexts or tails:
             self.runner.forget(contexts, tails)
-
-    def _record(self, plan: StepPlan, outcome: Outcome, laps: Laps, is_paused: bool) -> StepRecord:
-        ledger, delivery, budget = self._scheduler.ledger, self._delivery, self._scheduler.pace.budget
-        seconds, total_s = laps.seconds, sum(laps.seconds.values())
-        runner_s = sum(seconds.get(stage, 0.0) for stage in ("prefill", "act", "prefill_text", "decode"))
-        num_tokens = sum(map(len, outcome.tokens.values()))
-        is_cut = 0 < outcome.rounds < plan.rounds and self._scheduler.num_frames_waiting > 0
-        is_missed = budget.kind == "rate" and bool(plan.act) and total_s > 1 / budget.value
-        ledger.counts.update(chunks=len(delivery.actions), tokens=num_tokens, rounds=outcome.rounds)
-        ledger.counts.update(paused=is_paused, cut=is_cut, missed=is_missed)
-        self._num_steps += 1
-        record = StepRecord(
-            step=self._num_steps,
-            started_at=laps.started_at,
-            seconds=seconds,
-            management_s=total_s - runner_s + outcome.host_s,
-            wanted_rounds=plan.rounds,
-            rounds=outcome.rounds,
-            num_tokens=num_tokens,
-            live_texts=len(plan.decode),
-            waiting_texts=len(ledger.queue),
-            context_rows=ledger.context_rows.num_used,
-            tail_rows=ledger.tail_rows.num_used,
-            is_paused=is_paused,
-            is_cut=is_cut,
-            counts={name: n - self._told[name] for name, n in ledger.counts.items() if n > self._told[name]},
-            actions=tuple(delivery.actions),
-            pieces=tuple(delivery.pieces),
-            results=tuple(delivery.results),
-        )
-        self._told = Counter(ledger.counts)
-        delivery.clear()
-        self._window.learn(record)
-        for listener in tuple(self._listeners):
-            try:
-                listener(record)
-            except Exception:
-                log.exception("a listener failed and is removed")
-                self._listeners.remove(listener)
-        if self.config.debug:
-            ledger.check()
-        self._step_started_at = None
-        return record

@@ -1,58 +1,41 @@
-"""Carries a plan's items out on the runner. A request that faults leaves the batch; the others get their results."""
+"""Carries a plan's items out on the runner. A request that faults leaves the batch; the others get their results.
+
+What a runner raises besides RequestFault passes through: the device failed. A runner that raises RequestFault has left
+the other items as they were before the call or, when decoding, as they were after the last round that it reported.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import numpy as np
 
 from oxygen.core.errors import RequestFault
-from oxygen.core.plan import ActItem, DecodeItem, PrefillItem, Runner
+from oxygen.core.plan import ActItem, DecodeItem, PrefillItem, Runner, StepPlan
+from oxygen.scheduler.scheduler import Scheduler
 from oxygen.scheduler.state import Outcome
 
-Item = PrefillItem | ActItem | DecodeItem
+Item = TypeVar("Item", PrefillItem, ActItem)
+Result = TypeVar("Result")
 
 
 class Verbs:
-    """The three verbs with fault isolation. What a runner raises besides RequestFault passes through: the device failed.
-
-    A runner that raises RequestFault has left the other items as they were before the call or, when decoding, as they
-    were after the last round that it reported: those go on in the next step.
-    """
-
     def __init__(self, runner: Runner, clock: Callable[[], float]) -> None:
-        self._runner = runner
-        self._clock = clock
+        self._runner, self._clock = runner, clock
 
     def prefill(self, items: Sequence[PrefillItem], outcome: Outcome) -> None:
-        while batch := [i for i in items if i.request_id not in outcome.faults]:
-            try:
-                self._runner.prefill(batch)
-            except RequestFault as fault:
-                _note(fault, batch, outcome)
-            else:
-                outcome.to_write.difference_update(i.context_row for i in batch)
-                return
+        batch, _ = _isolated(self._runner.prefill, items, outcome)
+        outcome.to_write.difference_update(item.context_row for item in batch)
 
     def act(self, items: Sequence[ActItem], outcome: Outcome) -> list[tuple[ActItem, np.ndarray]]:
-        while batch := [i for i in items if i.request_id not in outcome.faults]:
-            try:
-                return list(zip(batch, self._runner.act(batch), strict=True))
-            except RequestFault as fault:
-                _note(fault, batch, outcome)
-        return []
+        batch, chunks = _isolated(self._runner.act, items, outcome)
+        return list(zip(batch, chunks or (), strict=True))
 
-    def decode(
-        self,
-        items: Sequence[DecodeItem],
-        rounds: int,
-        outcome: Outcome,
-        take: Callable[[int, int], str],
-        is_time_up: Callable[[], bool],
-    ) -> None:
-        """Up to `rounds` rounds. take(task id, token) says why a text is over, if it is; is_time_up ends the rounds."""
-        batch = [i for i in items if i.request_id not in outcome.faults and i.context_row not in outcome.to_write]
-        going = batch
+    def decode(self, plan: StepPlan, outcome: Outcome, scheduler: Scheduler, started: float) -> None:
+        """Run the rounds: a text that is over leaves, and all stop when the scheduler says that time is up."""
+        live = scheduler.ledger.live
+        going = [i for i in plan.decode if i.request_id not in outcome.faults and i.context_row not in outcome.to_write]
 
         def after_round(tokens: Sequence[int]) -> list[bool]:
             nonlocal going
@@ -60,22 +43,34 @@ class Verbs:
             outcome.rounds += 1
             for item, token in zip(going, tokens, strict=True):
                 outcome.tokens.setdefault(item.task_id, []).append(int(token))
-                if reason := take(item.task_id, int(token)):
+                if reason := live[item.task_id].transcript.push(int(token)):
                     outcome.finished[item.task_id] = reason
-            is_last = outcome.rounds >= rounds or is_time_up()
+            is_last = outcome.rounds >= plan.rounds or scheduler.is_time_up(self._clock() - started)
             stays = [not is_last and item.task_id not in outcome.finished for item in going]
             going = [item for item, stay in zip(going, stays, strict=True) if stay]
             outcome.host_s += self._clock() - entered
             return stays
 
-        if batch and rounds:
+        if going and plan.rounds:
             try:
-                self._runner.decode(batch, rounds, after_round)
+                self._runner.decode(going, plan.rounds, after_round)
             except RequestFault as fault:
-                _note(fault, batch, outcome)
+                _blame(fault, plan.decode, outcome)  # the others go on in the next step
 
 
-def _note(fault: RequestFault, batch: Sequence[Item], outcome: Outcome) -> None:
+def _isolated(
+    verb: Callable[[list[Item]], Result], items: Sequence[Item], outcome: Outcome
+) -> tuple[list[Item], Result | None]:
+    """Run a verb on a batch, and again without a request that faults; returns the batch that went through."""
+    while batch := [item for item in items if item.request_id not in outcome.faults]:
+        try:
+            return batch, verb(batch)
+        except RequestFault as fault:
+            _blame(fault, batch, outcome)
+    return [], None
+
+
+def _blame(fault: RequestFault, batch: Sequence[PrefillItem | ActItem | DecodeItem], outcome: Outcome) -> None:
     if all(item.request_id != fault.request_id for item in batch):
         raise RuntimeError(f"the runner blames request {fault.request_id}, which is not in the batch") from fault
     outcome.faults[fault.request_id] = fault

@@ -28,12 +28,13 @@ class Ledger:
         self.ended_actions: list[Request] = []
         self.done_resets: list[Callable[[], None]] = []
 
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Live texts, waiting texts, context rows in use, tail rows in use."""
+        return len(self.live), len(self.queue), self.context_rows.num_used, self.tail_rows.num_used
+
     def unfinished(self) -> list[Text]:
         return [*self.live.values(), *self.queue.values()]
-
-    def register(self, request: Request) -> None:
-        request.num_open = len(request.texts) + request.is_acting
-        self.open[request.request_id] = request
 
     # Ending
 
@@ -86,6 +87,16 @@ class Ledger:
             if request in session.asks:
                 session.asks.remove(request)
 
+    def expire(self, now: float, timeout_s: float) -> None:
+        """End what has run out of time: texts, holds, and sessions that have nothing to do."""
+        for text in [t for r in self.open.values() for t in r.texts if t.limit <= now]:
+            self.end_text(text, "expired", detail="" if text.deadline <= now else "no frame came in time")
+        for name, session in list(self.sessions.items()):
+            if session.held is not None and session.held_until <= now:
+                self.drop_hold(session)
+            if not session.num_open and not session.held and session.last_seen + timeout_s <= now:
+                del self.sessions[name]
+
     # Rows
 
     def find(self, inputs: ContextInputs) -> Context | None:
@@ -99,6 +110,19 @@ class Ledger:
         context = self.contexts[row] = Context(row, request_id, frame.request_id, inputs)
         self.fresh.append(context)
         return context
+
+    def admit(self) -> None:
+        """Give free tail rows to waiting texts: by priority, then to the session with the fewest, then by age."""
+        num_live = Counter(t.request.session for t in self.live.values())
+
+        def rank(text: Text) -> tuple[int, int, int]:
+            return -text.task.priority, num_live[text.request.session], text.task_id
+
+        while self.queue and self.tail_rows.num_free:
+            text = min(self.queue.values(), key=rank)
+            text.tail_row = self.tail_rows.take()
+            self.live[text.task_id] = self.queue.pop(text.task_id)
+            num_live[text.request.session] += 1
 
     def read(self, text: Text, context: Context, frame: Request) -> None:
         """Let a text read a context, and queue it for a tail row."""
@@ -115,8 +139,10 @@ class Ledger:
         session.held, session.held_frame, session.held_until = context, frame, until
 
     def drop_hold(self, session: Session) -> None:
+        """Hold a session's context no longer; the pictures of its frame are of no use then either."""
         if session.held is not None:
             self.release(session.held)
+            session.newest = None if session.newest is session.held_frame else session.newest
             session.held = session.held_frame = None
 
     def settle(self) -> None:

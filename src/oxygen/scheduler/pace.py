@@ -8,21 +8,19 @@ from statistics import median
 from oxygen.core.config import Budget
 from oxygen.scheduler.state import Outcome
 
-WARM_UP = 3
-WINDOW = 32
+WARM_UP, WINDOW = 3, 32
 
 
 class Estimate:
     """A running cost in seconds: the median of a window, so that a spike moves nothing; the first few do not count."""
 
     def __init__(self) -> None:
-        self._to_skip = WARM_UP
+        self._num_seen = 0
         self._samples: deque[float] = deque(maxlen=WINDOW)
 
     def add(self, seconds: float) -> None:
-        if self._to_skip:
-            self._to_skip -= 1
-        else:
+        self._num_seen += 1
+        if self._num_seen > WARM_UP:
             self._samples.append(seconds)
 
     @property
@@ -35,10 +33,9 @@ class Pace:
 
     def __init__(self, budget: Budget, max_paused_steps: int) -> None:
         self.budget = budget
-        self.frame = Estimate()  # a step with actions, without its decode rounds
-        self.round = Estimate()
         self.num_paused = 0
         self._max_paused_steps = max_paused_steps
+        self._frame, self._round = Estimate(), Estimate()  # a step with actions but for its rounds; one round
 
     @property
     def is_text_due(self) -> bool:
@@ -50,20 +47,18 @@ class Pace:
         return min(longest, max(self._wish(longest), int(self.is_text_due or not has_actions)))
 
     def _wish(self, longest: int) -> int:
-        if self.budget.kind == "idle":
-            return longest
-        if self.budget.kind == "fixed":
-            return int(self.budget.value)
-        frame_s, round_s = self.frame.value, self.round.value
-        if frame_s is None or round_s is None or round_s <= 0:
+        if self.budget.kind != "rate":
+            return longest if self.budget.kind == "idle" else int(self.budget.value)
+        frame_s, round_s = self._frame.value, self._round.value
+        if frame_s is None or not round_s:
             return 1  # careful until both costs are known
         return max(0, int((1 / self.budget.value - frame_s) / round_s))
 
     def observe(self, had_actions: bool, outcome: Outcome, wanted_text: bool) -> None:
         """Learn from a step that is over."""
         if had_actions:
-            self.frame.add(outcome.base_s)
+            self._frame.add(outcome.base_s)
         if outcome.rounds:
-            self.round.add(outcome.decode_s / outcome.rounds)
+            self._round.add(outcome.decode_s / outcome.rounds)
         if wanted_text:
             self.num_paused = 0 if outcome.rounds else self.num_paused + 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -37,7 +37,7 @@ class Scheduler:
         self._shut: OxygenError | None = None
         self._frames: dict[str, Request] = {}  # by session, longest waiting first; a newer frame inherits the place
         self._begun: dict[str, Request] = {}  # in this step
-        self._last_frame_at = self._next_sweep = -inf
+        self._last_frame_at = -inf
 
     # The door
 
@@ -119,10 +119,10 @@ class Scheduler:
         """Carry out the wishes, begin waiting frames, admit waiting texts, and say what this step does."""
         with self._door:
             self._carry_out(now)
-            self._expire(now)
+            self.ledger.expire(now, self.config.session_timeout_s)
             act = self._begin(now)
             self._join_questions()
-            self._admit()
+            self.ledger.admit()
             self.num_frames_waiting = sum(r.is_acting for r in self._frames.values())
             rows = {item.context_row for item in act}
             prefill = [c.prefill() for c in self.ledger.contexts.values() if not c.is_written]
@@ -225,19 +225,6 @@ class Scheduler:
 
     # Steps of plan
 
-    def _expire(self, now: float) -> None:
-        ledger, timeout = self.ledger, self.config.session_timeout_s
-        for text in [t for r in ledger.open.values() for t in r.texts if t.limit <= now]:
-            ledger.end_text(text, "expired", detail="" if text.deadline <= now else "no frame came in time")
-        for session in ledger.sessions.values():
-            if session.held is not None and session.held_until <= now:
-                ledger.drop_hold(session)
-        if now >= self._next_sweep:
-            self._next_sweep = now + timeout / 4
-            for name, session in list(ledger.sessions.items()):
-                if not session.num_open and not session.held and session.last_seen + timeout <= now:
-                    del ledger.sessions[name]
-
     def _begin(self, now: float) -> list[ActItem]:
         """Begin the frames that have waited longest: action contexts first, they always find a row."""
         ledger, act = self.ledger, []
@@ -305,18 +292,3 @@ class Scheduler:
             ledger.read(text, context, frame)
         else:
             ledger.refuse(text, "no_context", "every context row is in use")
-
-    def _admit(self) -> None:
-        """Give free tail rows to waiting texts: by priority, then to the session with the fewest, then by age."""
-        ledger = self.ledger
-        num_live = Counter(t.request.session for t in ledger.live.values())
-
-        def rank(text: Text) -> tuple[int, int, int]:
-            return -text.task.priority, num_live[text.request.session], text.task_id
-
-        while ledger.queue and ledger.tail_rows.num_free:
-            text = min(ledger.queue.values(), key=rank)
-            del ledger.queue[text.task_id]
-            text.tail_row = ledger.tail_rows.take()
-            ledger.live[text.task_id] = text
-            num_live[text.request.session] += 1

@@ -10,6 +10,9 @@ from oxygen.core.inputs import ContextInputs, ModelInputs
 from oxygen.core.plan import ActItem, DecodeItem, PrefillItem
 from oxygen.core.tasks import Observation, TextTask
 
+Late = tuple[tuple[int, ...], ContextInputs | None] | InvalidInput
+"""A question encoded on a frame: tail and own context (None: the frame's context 0 will do), or why it cannot be."""
+
 
 @dataclass(slots=True, eq=False)
 class Context:
@@ -74,18 +77,9 @@ class Text:
         self.num_computed = len(self.tail_ids) + len(self.tokens) - 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Late:
-    """A question encoded on a frame after the fact: on its context 0, on a context of its own, or not at all."""
-
-    tail_ids: tuple[int, ...] = ()
-    own_context: ContextInputs | None = None
-    error: InvalidInput | None = None
-
-
 @dataclass(slots=True, eq=False)
 class Request:
-    """A frame with its tasks; or a late question: inputs is None, `late` has its encodings by the frame's request id."""
+    """A frame with its tasks; or a late question: then inputs is None, and late goes by the frame's request id."""
 
     request_id: int
     session: str
@@ -106,6 +100,11 @@ class Request:
     max_age_s: float | None = None
     wait_until: float = 0.0
 
+    def suits(self, frame: Request) -> bool:
+        """Whether this question may read a frame: asked for, encoded on it, and it was fresh enough when asked."""
+        is_fresh = self.max_age_s is None or self.submitted_at - frame.submitted_at <= self.max_age_s
+        return is_fresh and self.wanted_frame in (None, frame.frame_id) and frame.request_id in self.late
+
 
 @dataclass(slots=True, eq=False)
 class Session:
@@ -124,16 +123,13 @@ class Session:
 
 @dataclass(slots=True, eq=False)
 class Outcome:
-    """What a step did, for commit. to_write: planned context rows not written yet. tokens, finished: by task id.
+    """What a step did, for commit. tokens and finished go by task id, faults by request id."""
 
-    base_s, decode_s: time without and with rounds; host_s: part of the rounds that went into bookkeeping.
-    """
-
-    to_write: set[int] = field(default_factory=set)
+    to_write: set[int] = field(default_factory=set)  # planned context rows not written yet
     faults: dict[int, RequestFault] = field(default_factory=dict)
     tokens: dict[int, list[int]] = field(default_factory=dict)
     finished: dict[int, str] = field(default_factory=dict)
     rounds: int = 0
-    base_s: float = 0.0
+    base_s: float = 0.0  # the step but for its rounds
     decode_s: float = 0.0
-    host_s: float = 0.0
+    host_s: float = 0.0  # what bookkeeping took of the rounds

@@ -13,10 +13,10 @@ import numpy as np
 from oxygen.core.errors import InvalidInput
 from oxygen.core.plan import ActItem, RunnerLimits
 from oxygen.core.tasks import ActionTask, Observation, TextTask
-from oxygen.engine.ticket import TextHandle, Ticket, pending
 from oxygen.processing.interface import Processor
 from oxygen.processing.transcript import Transcript
-from oxygen.scheduler.state import Late, Request, Text
+from oxygen.scheduler.state import Request, Text
+from oxygen.tickets.ticket import TextHandle, Ticket, pending
 
 
 class Intake:
@@ -64,9 +64,9 @@ class Intake:
         request = Request(next(self._ids), session, now)
         self._add_text(request, task, ())
         self.put_on(frame, request)
-        errors = [late.error for late in request.late.values() if late.error is not None]
-        if errors:
-            raise errors[0]
+        for late in request.late.values():
+            if isinstance(late, InvalidInput):
+                raise late
         return request
 
     def put_on(self, frame: Request | None, ask: Request) -> None:
@@ -80,9 +80,9 @@ class Intake:
             if encoded is None:
                 inputs = self._processor.encode(observation, (), (task,))
                 encoded, own = inputs.texts[0], inputs.contexts[inputs.texts[0].context]
-            ask.late[frame.request_id] = Late(self._fit(task, encoded.tail_ids), own)
+            ask.late[frame.request_id] = self._fit(task, encoded.tail_ids), own
         except InvalidInput as error:
-            ask.late[frame.request_id] = Late(error=error)
+            ask.late[frame.request_id] = error
 
     def ticket(self, request: Request) -> Ticket:
         chunks = {item.expert: request.chunks[item.task_id] for item in request.actions}

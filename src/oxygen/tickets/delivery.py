@@ -1,4 +1,4 @@
-"""Hands out what a step brought: chunks in robot units, pieces of text, results and errors; lists them for the record."""
+"""Hands out what a step brought: chunks in robot units, pieces of text, results, errors; lists it for the record."""
 
 from __future__ import annotations
 
