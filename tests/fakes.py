@@ -66,7 +66,7 @@ class ByteTokenizer:
 
 
 class FakeProcessor:
-    """One picture of any size; prompt bytes are the prefix. Kinds in `apart` have a prefix of their own (promise E7)."""
+    """Pictures of any size; the prompt is the prefix. Kinds in `apart` have a prefix of their own (promise E7)."""
 
     def __init__(self, apart: Sequence[str] = ("apart",)) -> None:
         self.tokenizer = ByteTokenizer()

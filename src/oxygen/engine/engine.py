@@ -119,12 +119,10 @@ class Engine:
         return self._tap.subscribe(listener)
 
     def stats(self) -> EngineStats:
-        started, ledger = self._step_started_at, self._scheduler.ledger
-        age, steps = 0.0 if started is None else self._clock() - started, self._tap.num_steps
-        figures = (dict(ledger.counts), self._tap.window.summary())
-        return EngineStats(
-            self.status, self.fault, self.config.budget, self._tap.num_steps, age, *ledger.sizes, *so_far
-        )
+        started, ledger, tap = self._step_started_at, self._scheduler.ledger, self._tap
+        age = 0.0 if started is None else self._clock() - started
+        so_far = (dict(ledger.counts), tap.window.summary())
+        return EngineStats(self.status, self.fault, self.config.budget, tap.num_steps, age, *ledger.sizes, *so_far)
 
     def _enter(self, request: Request) -> Ticket:
         self._scheduler.add(request)

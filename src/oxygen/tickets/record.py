@@ -46,10 +46,10 @@ class StepRecord:
 class EngineStats:
     """The engine so far.
 
-    counts, since the start: `frames`, `chunks`, `tokens`, `rounds`, texts by finish reason, `refused` and `fault`;
-    `faults` of requests, `replaced` frames, `evicted` contexts, `unshared` and `joined` tasks, `paused` and `cut`
-    steps, `missed` frames (slower than `rate:F` asks). recent: (median, p99) of `step_s`, `action_ready_s`, `ttft_s`,
-    `batch`, `answer_age_s`, `answer_age_frames`, `management_share` and each stage. current_step_s: of the step at work.
+    current_step_s: age of the step at work. counts, since the start: `frames`, `chunks`, `tokens`, `rounds`, texts by
+    finish reason, `refused` and `fault`; `faults` of requests, `replaced` frames, `evicted` contexts, `unshared` and
+    `joined` tasks, `paused` and `cut` steps, `missed` frames (slower than `rate:F` asks). recent: (median, p99) of
+    `step_s`, `action_ready_s`, `ttft_s`, `batch`, `answer_age_s`, `answer_age_frames`, `management_share`, each stage.
     """
 
     status: str
