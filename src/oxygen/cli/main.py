@@ -24,6 +24,7 @@ class Command:
 
 COMMANDS = {
     "inspect": Command("oxygen.cli.inspect", "what a checkpoint folder holds, and whether it can be loaded"),
+    "bench": Command("oxygen.bench.main", "the paper's tables and figures on this machine, against honest baselines"),
     "demo": Command("oxygen.demo.command", "a simulated robot at work through the engine, with and without sharing"),
     "eval": Command("oxygen.eval.command", "closed-loop success and truth of texts on the simulated robot"),
     "train": Command("oxygen.training.command", "make the shipped checkpoint from nothing"),

@@ -1,0 +1,113 @@
+"""What all benchmarks have in common on the command line, and how one begins."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from oxygen.bench.machine import Machine
+from oxygen.bench.measure import Lane, alternate, num_steps_of
+from oxygen.bench.report import Report, progress
+from oxygen.bench.setup import Setup
+from oxygen.bench.shapes import SHAPES
+
+LANES: dict[str, tuple[tuple[str, str], ...]] = {
+    "frame": (
+        ("mode", "mode"),
+        ("k", "k"),
+        ("frame_ms", "frame ms"),
+        ("ideal_frame_ms", "ideal"),
+        ("action_ready_ms_p50", "ready p50"),
+        ("action_ready_ms_p99", "p99"),
+        ("action_hz", "H/T"),
+        ("frames_per_s", "frames/s"),
+        ("tokens_per_s", "tok/s"),
+        ("ttft_ms", "ttft"),
+        ("mean_batch", "batch"),
+        ("answer_age_frames", "age fr"),
+        ("answer_age_s", "age s"),
+        ("management_share", "mgmt"),
+        ("speedup", "x"),
+    )
+}
+"""Columns of the printed tables that several benchmarks share."""
+
+
+def integers(written: str) -> list[int]:
+    """`1,5,10` as numbers; argparse turns the error into its own."""
+    numbers = [int(part) for part in written.split(",") if part.strip()]
+    if not numbers or min(numbers) < 1:
+        raise argparse.ArgumentTypeError(f"expected positive numbers with commas between, got {written!r}")
+    return numbers
+
+
+def numbers(written: str) -> list[float]:
+    """`0.5,1,2` as numbers above 0."""
+    found = [float(part) for part in written.split(",") if part.strip()]
+    if not found or min(found) <= 0:
+        raise argparse.ArgumentTypeError(f"expected numbers above 0 with commas between, got {written!r}")
+    return found
+
+
+def positive(written: str) -> int:
+    number = int(written)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected a number of at least 1, got {written}")
+    return number
+
+
+def add_common(parser: argparse.ArgumentParser, *, model: str = "pi05-tiny", frames: int = 40) -> None:
+    """The options that every benchmark takes."""
+    parser.add_argument("--model", default=model, help="a preset (random weights) or a checkpoint folder")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--robot", default="libero", choices=tuple(SHAPES), help="shape of a frame")
+    parser.add_argument("--num-steps", type=positive, default=10, help="flow steps of an action chunk")
+    parser.add_argument("--threads", type=positive, default=None, help="of a CPU (default: torch's choice)")
+    parser.add_argument("--frames", type=positive, default=frames, help="frames measured per point, after the warm-up")
+    parser.add_argument("--out", type=Path, default=None, help="folder for CSV, JSON, Markdown and figures")
+
+
+@dataclass(slots=True)
+class Run:
+    """A benchmark that has begun."""
+
+    setup: Setup
+    report: Report
+    args: argparse.Namespace
+
+    def alternate(self, title: str, lanes: Sequence[Lane], between: Callable[[int], None] = lambda turn: None) -> None:
+        """Let lanes take turns, with peaks of memory and a progress bar."""
+        from oxygen.bench.torch.device import peak_bytes, reset_peak
+
+        with progress(title, num_steps_of(lanes)) as advance:
+            alternate(
+                lanes,
+                reset_peak=partial(reset_peak, self.setup.device),
+                peak_bytes=partial(peak_bytes, self.setup.device),
+                advance=advance,
+                between=between,
+            )
+
+
+def begin(name: str, args: argparse.Namespace, **more: Any) -> Run:
+    """Read the common options, look at the machine, open the report. more: further entries of its configuration."""
+    setup = Setup(args.model, args.device, args.dtype, args.robot, args.num_steps, args.threads)
+    if args.threads is not None:
+        from oxygen.bench.torch.device import set_threads
+
+        set_threads(args.threads)
+    shape, spec = setup.shape(), setup.spec()
+    config = asdict(setup) | {
+        "horizon": shape.horizon,
+        "num_cameras": shape.num_cameras,
+        "context_len": shape.context_len(spec.tokens_per_image),
+        "num_parameters": spec.num_parameters(),
+        "frames": args.frames,
+    }
+    config.pop("threads")
+    return Run(setup, Report(name, config | more, Machine.begin(args.device, args.dtype), args.out), args)

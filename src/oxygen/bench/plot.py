@@ -1,0 +1,58 @@
+"""Figures, with matplotlib where it is installed (extra `bench`). Colours and marks are the same in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+COLOURS = {
+    "isolated": "#8c8c8c",
+    "parallel": "#b08d57",
+    "shared": "#5b8db8",
+    "oxygen": "#c0392b",
+    "upper_bound": "#3c763d",
+}
+MARKS = {"isolated": "s", "parallel": "D", "shared": "^", "oxygen": "o", "upper_bound": "x"}
+NAMES = {
+    "isolated": "isolated, sequential",
+    "parallel": "isolated, parallel",
+    "shared": "shared prefill only",
+    "oxygen": "OxyGen",
+    "upper_bound": "single-frame bound",
+}
+
+
+def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (6.4, 4.0)) -> str:
+    """Let `paint` draw on a figure and save it; returns what is missing, or an empty string."""
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return f"{path.name}: not drawn, matplotlib is missing (pip install 'oxygen-vla[bench]')"
+    figure = Figure(figsize=size, layout="constrained")
+    paint(figure)
+    figure.savefig(path, dpi=140)
+    return ""
+
+
+def lines(
+    axes: Any, rows: Sequence[Mapping[str, Any]], x: str, y: str, *, label: str = "", mode: str = "oxygen"
+) -> None:
+    """One line through rows, in order of x."""
+    points = sorted((r[x], r[y]) for r in rows if r.get(x) is not None and r.get(y) is not None)
+    if points:
+        xs, ys = zip(*points, strict=True)
+        axes.plot(xs, ys, marker=MARKS.get(mode, "o"), color=COLOURS.get(mode), label=label or NAMES.get(mode, mode))
+
+
+def heat(axes: Any, values: Sequence[Sequence[float | None]], xs: Sequence[Any], ys: Sequence[Any], title: str) -> None:
+    """A map of numbers, each written into its cell."""
+    shown = [[float("nan") if v is None else v for v in line] for line in values]
+    axes.imshow(shown, cmap="OrRd", aspect="auto")
+    axes.set_xticks(range(len(xs)), [str(x) for x in xs])
+    axes.set_yticks(range(len(ys)), [str(y) for y in ys])
+    axes.set_title(title)
+    for i, line in enumerate(values):
+        for j, value in enumerate(line):
+            if value is not None:
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center")

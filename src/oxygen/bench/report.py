@@ -1,0 +1,137 @@
+"""How results leave: a table and a last line of JSON on stdout, CSV, JSON and figures in a folder, progress on
+stderr."""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from oxygen.bench.machine import Machine, commit
+
+Row = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Report:
+    """One benchmark's results. columns: what the printed table shows, (key, heading); the files hold everything."""
+
+    bench: str
+    config: dict[str, Any]
+    machine: Machine
+    out: Path | None = None
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    figures: list[Path] = field(default_factory=list)
+
+    def note(self, text: str) -> None:
+        """Say something at once, and keep it for the report."""
+        self.notes.append(text)
+        print(text, file=sys.stderr)
+
+    def figure(self, name: str, draw: Callable[[Any], None]) -> None:
+        """Draw a figure with matplotlib into the folder, if there is one; says what is missing otherwise."""
+        if self.out is None:
+            return
+        from oxygen.bench import plot
+
+        self.out.mkdir(parents=True, exist_ok=True)
+        path = self.out / f"{self.bench}_{name}.png"
+        missing = plot.draw(path, draw)
+        if missing:
+            self.note(missing)
+        else:
+            self.figures.append(path)
+
+    def finish(self, columns: Sequence[tuple[str, str]], title: str = "") -> dict[str, Any]:
+        """Print the table, write the files, print the line of JSON; returns what the line holds."""
+        record = {
+            "bench": self.bench,
+            "commit": commit(),
+            "machine": self.machine.end(),
+            "config": self.config,
+            "rows": self.rows,
+            **self.extra,
+            "notes": self.notes,
+        }
+        Console(width=None if sys.stdout.isatty() else 170).print(table(self.rows, columns, title or self.bench))
+        if self.out is not None:
+            self.out.mkdir(parents=True, exist_ok=True)
+            write_csv(self.out / f"{self.bench}.csv", self.rows)
+            (self.out / f"{self.bench}.json").write_text(json.dumps(record, indent=1) + "\n")
+            text = markdown(record, columns, [f.name for f in self.figures])
+            (self.out / f"{self.bench}.md").write_text(text)
+        print(json.dumps(record), flush=True)
+        return record
+
+
+def table(rows: Sequence[Row], columns: Sequence[tuple[str, str]], title: str) -> Table:
+    made = Table(title=title, title_justify="left")
+    for _, heading in columns:
+        made.add_column(heading, justify="right", no_wrap=True)
+    for row in rows:
+        made.add_row(*(shown(row.get(key)) for key, _ in columns))
+    return made
+
+
+def shown(value: Any) -> str:
+    """A figure as people read it: four digits that count."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool | str | int):
+        return str(value)
+    if isinstance(value, float):
+        if value == 0:
+            return "0"
+        return f"{value:.4g}" if abs(value) < 1000 else f"{value:.0f}"
+    return str(value)
+
+
+def write_csv(path: Path, rows: Sequence[Row]) -> None:
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    with path.open("w", newline="") as file:
+        writer = csv.DictWriter(file, names)
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def markdown(record: Mapping[str, Any], columns: Sequence[tuple[str, str]], figures: Sequence[str]) -> str:
+    """One section of a report: what ran where, the table, the notes, the figures."""
+    machine = record["machine"]
+    config = ", ".join(f"{key} {value}" for key, value in record["config"].items() if value is not None)
+    lines = [f"## {record['bench']}", "", f"{config}.", ""]
+    lines.append(
+        f"Commit {record['commit']}; {machine['cpu']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}, torch"
+        f" {machine['torch']}, {machine['threads']} threads; other programs used {machine['load_during']} cores."
+    )
+    lines += ["", "| " + " | ".join(h for _, h in columns) + " |", "|" + " ---: |" * len(columns)]
+    for row in record["rows"]:
+        lines.append("| " + " | ".join(shown(row.get(key)) for key, _ in columns) + " |")
+    lines += ["", *(f"* {note}" for note in record["notes"])]
+    lines += [f"\n![{name}]({name})" for name in figures]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+@contextmanager
+def progress(title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A progress bar on stderr; gives a function that counts on."""
+    shown_as = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()]
+    console = Console(stderr=True)
+    # Redrawing by a thread would take time from what is measured.
+    with Progress(*shown_as, console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
+        task = bar.add_task(title, total=total)
+
+        def advance(count: int = 1) -> None:
+            bar.update(task, advance=count, refresh=True)
+
+        yield advance

@@ -1,0 +1,112 @@
+"""What each stage costs by itself, through the runner's verbs: the parts of which an ideal frame is made."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from oxygen.bench.shapes import Frames
+from oxygen.core.plan import ActItem, DecodeItem, PrefillItem, Runner
+from oxygen.core.tasks import Sampling
+
+_frame_keys = itertools.count(2_000_000)
+
+
+@dataclass(slots=True)
+class StageTimes:
+    """Milliseconds, one entry per measurement. round_ms by (batch, rounds in one call). prefill contains vision."""
+
+    prefill_ms: list[float] = field(default_factory=list)
+    vision_ms: list[float] = field(default_factory=list)
+    act_ms: dict[int, list[float]] = field(default_factory=dict)
+    round_ms: dict[tuple[int, int], list[float]] = field(default_factory=dict)
+
+
+class StageMeter:
+    """Measures stages on rows of its own: one context row to write, and tail rows from `first_tail` on.
+
+    Decoding reads the contexts of `borrow` (row, length): other modes' live contexts, which it leaves as they are.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        frames: Frames,
+        *,
+        context_row: int,
+        first_tail: int,
+        new_tokens: int,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._runner, self._frames, self._clock = runner, frames, clock
+        self._row, self._tail, self._new_tokens = context_row, first_tail, new_tokens
+        self._noise = np.zeros((runner.limits.horizon, runner.limits.action_dim), dtype=np.float32)
+        self._timings: Any = getattr(runner, "timings", None)
+        self.times = StageTimes()
+        self.contexts: list[tuple[int, int]] = []
+
+    def borrow(self, contexts: Sequence[tuple[int, int]]) -> None:
+        self.contexts = sorted(contexts)
+
+    def fill(self, count: int, first_row: int) -> None:
+        """Write contexts of one's own for decoding to read."""
+        self.contexts = []
+        for row in range(first_row, first_row + count):
+            inputs = self._frames.make()
+            self._runner.prefill([PrefillItem(0, row, inputs, next(_frame_keys))])
+            self.contexts.append((row, inputs.num_tokens))
+
+    def measure(self, num_steps: Sequence[int], rounds: Sequence[tuple[int, int]]) -> None:
+        """Measure prefill, act for each number of steps, and decoding for each (batch, rounds), once."""
+        if self._timings is not None:
+            self._timings.synchronize = True
+        try:
+            context_len = self._prefill()
+            for steps in num_steps:
+                self.times.act_ms.setdefault(steps, []).append(self._act(context_len, steps))
+            for batch, count in rounds:
+                self.times.round_ms.setdefault((batch, count), []).append(self._rounds(batch, count))
+        finally:
+            if self._timings is not None:
+                self._timings.synchronize = False
+
+    def _prefill(self) -> int:
+        inputs = self._frames.make()
+        self._runner.forget([self._row], [])
+        self.times.prefill_ms.append(
+            self._timed(lambda: self._runner.prefill([PrefillItem(0, self._row, inputs, next(_frame_keys))]))
+        )
+        if self._timings is not None:
+            self.times.vision_ms.append(1e3 * self._timings.stages["vision"].last_s)
+        return inputs.num_tokens
+
+    def _act(self, context_len: int, num_steps: int) -> float:
+        item = ActItem(0, 0, self._row, context_len, "action", num_steps, self._noise)
+        return self._timed(lambda: self._runner.act([item]))
+
+    def _rounds(self, batch: int, count: int) -> float:
+        """Milliseconds of one round of `batch` texts of all ages, `count` rounds in one call."""
+        items = []
+        for i in range(batch):
+            row, length = self.contexts[i % len(self.contexts)]
+            oldest = max(1, self._new_tokens - count)
+            computed = min(oldest, 1 + i * self._new_tokens // batch)
+            items.append(DecodeItem(i, i, row, length, self._tail + i, computed, (7,), computed + 1, count, Sampling()))
+        left = count
+
+        def after_round(tokens: Sequence[int]) -> list[bool]:
+            nonlocal left
+            left -= 1
+            return [left > 0] * len(tokens)
+
+        return self._timed(lambda: self._runner.decode(items, count, after_round)) / count
+
+    def _timed(self, work: Callable[[], object]) -> float:
+        started = self._clock()
+        work()
+        return 1e3 * (self._clock() - started)

@@ -1,0 +1,1 @@
+"""What a benchmark needs of PyTorch itself: the machine's ceilings, threads, device memory."""
