@@ -156,7 +156,7 @@ def test_tokenizer_files(tmp_path: Path) -> None:
 
 
 def test_statistics_are_never_chosen_by_luck(tmp_path: Path) -> None:
-    """F06: one set is the set, several need a name, an unknown name is an error."""
+    """One set is the set, several need a name, an unknown name is an error."""
     folder = copy_of(OPENPI, tmp_path / "x")
     other = folder / "assets" / "physical-intelligence" / "libero"
     other.mkdir(parents=True)

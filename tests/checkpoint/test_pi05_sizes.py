@@ -112,7 +112,7 @@ def test_robot_by_name_declaration_and_asset() -> None:
 
 
 def test_opened_with_a_robot() -> None:
-    """F06: what was chosen, its identity and its dimensions can be told; lengths that do not fit refuse."""
+    """What was chosen, its identity and its dimensions can be told; lengths that do not fit refuse."""
     found = read_pi05(OPENPI, robot="droid")
     assert found.statistics.asset_id == "droid" and found.processor_config.robot == "droid"
     assert (found.processor_config.action_dim, found.processor_config.vocab_size) == (12, 512)

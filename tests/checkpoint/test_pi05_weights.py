@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +16,7 @@ from checkpoint.folders import ACTION_IN, EMBED, LEROBOT, LM_HEAD, NORM2, OPENPI
 from models.pi05_cases import flow, golden_case, golden_model, prefill, prefix
 from safetensors.numpy import save_file
 
+import oxygen
 from oxygen.checkpoint import open_folder
 from oxygen.core.errors import CheckpointError
 from oxygen.models.pi05.accounting import account_for
@@ -72,7 +77,7 @@ def test_every_parameter_of_every_preset_has_a_place() -> None:
     assert len(placements(PRESETS["pi05"])) + 1 == 812  # the count of released files, with the unused head
 
 
-# F20: what happens to a file on its way
+# What happens to a file on its way
 
 
 @pytest.mark.parametrize("name", [NORM2, Q0, "time_mlp_out.bias"])
@@ -365,3 +370,43 @@ def test_leaves_that_cannot_be_merged_are_never_dropped(
     elif change == "magnitude":
         tensors["action_in_proj.lora_magnitude_vector"] = np.ones(32, np.float32)
     refused(with_adapter(copy_of(OPENPI, tmp_path / "x"), tensors, **config), message)
+
+
+# Memory
+
+LOAD = """
+import resource, sys, torch
+from oxygen.models.pi05.torch.weights import load_pi05
+def peak(): return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak()
+model = load_pi05(sys.argv[1], dtype=torch.bfloat16)
+print(peak() - before, sum(p.numel() * p.element_size() for p in model.parameters()))
+"""
+
+
+def test_loading_peaks_at_the_size_of_the_model(tmp_path: Path) -> None:
+    """No second copy. A bfloat16 model of 150 MB from a bfloat16 file (all zero, so the files take no room)."""
+    tiny = PRESETS["pi05-tiny"]
+    spec = replace(tiny, trunk=replace(tiny.trunk, width=1024, mlp_width=4096), vocab_size=24_000)
+    header, position = {}, 0
+    for place in placements(spec):
+        end = position + 2 * int(np.prod(place.shape))
+        header[place.source] = {"dtype": "BF16", "shape": list(place.shape), "data_offsets": [position, end]}
+        position = end
+    raw = json.dumps(header).encode()
+    with (tmp_path / "model.safetensors").open("wb") as file:
+        file.write(len(raw).to_bytes(8, "little") + raw)
+        file.truncate(8 + len(raw) + position)
+    edit_json(tmp_path / "config.json", format="oxygen", version=1, family="pi05", spec=spec.to_dict())
+    source = Path(oxygen.__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PYTHONPATH": str(source), "OMP_NUM_THREADS": "1"},
+    )
+    assert done.returncode == 0, done.stderr
+    growth, size = map(int, done.stdout.split())
+    assert size > 140e6
+    assert growth < 1.3 * size

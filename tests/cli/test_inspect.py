@@ -78,7 +78,7 @@ def test_the_same_trunk_has_the_same_fingerprint(capsys: pytest.CaptureFixture, 
 
 
 def test_our_folder_declares_its_text(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
-    """F13: whether a checkpoint can speak is something that it says itself."""
+    """Whether a checkpoint can speak is something that it says itself."""
     robot = {"name": "generic", "cameras": {"front": "front_rgb"}, "state_dim": 8, "action_dim": 8}
     folder = save_pi05(
         build(PRESETS["pi05-tiny"], seed=0),
