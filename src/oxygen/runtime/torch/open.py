@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import torch
 
+from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.core.errors import InvalidInput, Refused
 from oxygen.models.pi05.opening import Pi05Folder, read_pi05
 from oxygen.models.pi05.spec import PRESETS, Pi05Spec
@@ -93,8 +94,10 @@ def _open_model(
         _refuse_if_too_large(weight_bytes(preset, dtype), device, f"weights of {source}")
         log.info("%s: random weights from seed %d", source, seed)
         return build(preset, device, dtype, seed=seed)
-    if not Path(source).is_dir() and not Path(source).exists():
-        raise InvalidInput("model", f"a checkpoint folder or one of {', '.join(PRESETS)}", repr(str(source)))
+    if not resolve(source).exists():
+        raise InvalidInput(
+            "model", f"a checkpoint folder or one of {', '.join((*SHIPPED, *PRESETS))}", repr(str(source))
+        )
     return _open_model(read_pi05(source, overrides=changes or None), device, dtype, seed, {})
 
 
