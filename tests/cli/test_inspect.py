@@ -289,6 +289,7 @@ def test_a_folder_that_cannot_be_loaded_is_still_described(capsys: pytest.Captur
     status, out, err = inspect(capsys, folder)
     one_clear_message(status, err, "no tensor shows its number of heads")
     assert "checkpoint: family: pi05" in out and "statistics: available: lerobot" in out
+    assert "tensors: missing: none" in out and "tensors: used: 131" in out
     assert inspect(capsys, folder, "--set", "vision.num_heads=4")[0] == 0
 
 
