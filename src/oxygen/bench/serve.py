@@ -1,8 +1,9 @@
 """`oxygen bench serve`: what the network door adds to an in-process call, and many robots at one server.
 
-The clients run in a process of their own, as robots do. The added latency is measured without a model (a runner that answers
-at once), turn by turn with the in-process call, so that it is the plumbing and nothing else: socket, decoding, checks,
-encoding, two changes of thread, and the way back. The robots then work on the real model, as fast as they are answered.
+The clients run in a process of their own, as robots do. The added latency is measured without a model (a runner that
+answers at once), turn by turn with the in-process call, so that it is the plumbing and nothing else: socket, decoding,
+checks, encoding, two changes of thread, and the way back. The robots then work on the real model, as fast as they are
+answered.
 """
 
 from __future__ import annotations
