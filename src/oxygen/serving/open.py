@@ -1,4 +1,6 @@
-"""An engine for a checkpoint folder; or for a preset's name, with random weights, to try the doors without a checkpoint."""
+"""An engine for a checkpoint folder; or for a preset's name, with random weights, to try the doors without a
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +11,16 @@ from typing import Any
 from oxygen.core.config import EngineConfig
 from oxygen.engine.engine import Engine
 from oxygen.models.pi05.spec import PRESETS
-from oxygen.processing.config import ProcessorConfig
 from oxygen.processing.config import PRESETS as ROBOTS
+from oxygen.processing.config import ProcessorConfig
 from oxygen.processing.processor import Processor
 from oxygen.processing.tokenizer import byte_tokenizer
 
 
 def open_engine(name: str, *, robot: str | None = None, config: EngineConfig | None = None, **device: Any) -> Engine:
-    """A started engine. device: `device`, `dtype` and sizes, see `open_runner`. Raises CheckpointError, InvalidInput."""
+    """A started engine. device: `device`, `dtype` and sizes, see `open_runner`. Raises CheckpointError,
+    InvalidInput.
+    """
     if name in PRESETS and not Path(name).exists():
         return _random_engine(name, robot or "libero", config, device)
     return Engine.from_pretrained(name, robot=robot, config=config, **device)
