@@ -247,3 +247,5 @@ class Oxygen:
         stats = self.engine.stats()
         if stats.context_rows or stats.tail_rows:
             raise RuntimeError(f"{stats.context_rows} context and {stats.tail_rows} tail rows are not free at the end")
+        limits = self._probe.limits
+        self._probe.forget(range(limits.max_contexts), range(limits.max_texts))

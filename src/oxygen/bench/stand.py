@@ -130,7 +130,7 @@ class Stand:
         def between(turn: int) -> None:
             if meter is None:
                 return
-            meter.borrow(self.probes[min(point.rounds)].contexts_read)
+            meter.borrow(self.probes[min(point.rounds)].contexts_live)
             if turn == 0:
                 meter.measure([point.num_steps], wanted)
                 meter.times = StageTimes()

@@ -30,6 +30,7 @@ ORDER = (
     "budget",
     "roofline",
     "compare",
+    "serve",
 )
 QUICK: dict[str, Sequence[str]] = {
     "frame": ("--frames", "12"),
@@ -44,6 +45,7 @@ QUICK: dict[str, Sequence[str]] = {
     "budget": ("--frames", "40"),
     "roofline": ("--frames", "5"),
     "compare": ("--frames", "5"),
+    "serve": ("--frames", "60", "--seconds", "1", "--robots", "1,4"),
 }
 """What `--quick` adds: enough to see that all work, and the shape of each curve."""
 OWN_MODEL = {"stability": "pi05-tiny"}
