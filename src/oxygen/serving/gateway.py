@@ -68,7 +68,8 @@ class Gateway:
         self.metrics.connections.add(door)
         if was_known:
             session.clear()
-            session.resetting = asyncio.ensure_future(self.reset(session))
+            if self.engine.status == "ready":
+                session.resetting = asyncio.ensure_future(self.reset(session))
         log.info("robot connected", extra={"session": session.name, "door": door})
         event = {"type": "session", "session": session.name, "status": "connected", "door": door}
         self.feed.publish(session.name, event)
@@ -81,9 +82,10 @@ class Gateway:
             self.feed.publish(session.name, {"type": "session", "session": session.name, "status": "gone"})
 
     async def reset(self, session: Session) -> None:
-        """End the episode: nothing of it is left when this returns."""
+        """End the episode: nothing of it is left when this returns. Raises Refused when the engine is gone."""
         session.clear()
-        if self.engine.status == "ready":
+        if self.engine.status != "warming":
+            self._check_engine()
             await self.in_thread(self.engine.reset, session.name, self.settings.answer_timeout_s)
 
     # Frames
