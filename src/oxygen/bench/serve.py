@@ -143,7 +143,12 @@ def added_latency(model: Engine, observation: dict[str, Any], frames: int, pool:
                     outside.clear()
     finally:
         engine.close()
-    row: dict[str, Any] = {"mode": "added_latency", "robots": 1, "frame_bytes": len(wire.packb(observation)), "frames": len(outside)}
+    row: dict[str, Any] = {
+        "mode": "added_latency",
+        "robots": 1,
+        "frame_bytes": len(wire.packb(observation)),
+        "frames": len(outside),
+    }
     for name, times in (("in_process", inside), ("websocket", outside)):
         p10, p50, p90, p99 = np.percentile(times, (10, 50, 90, 99))
         row |= {f"{name}_ms_p50": p50, f"{name}_ms_p50_spread": p90 - p10, f"{name}_ms_p99": p99}
