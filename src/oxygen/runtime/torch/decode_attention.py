@@ -2,8 +2,8 @@
 
 Per run of neighbouring context rows (`runs.py`): one batched product of the context rows with all query rows that
 hang on them, one of the tail rows with their texts' query rows, softmax over both together, and the two products
-with V. Scores are computed as K · qᵀ, large operand first: with bfloat16, 30 rows of 550 tokens and 2 threads that takes
-0.23 ms a layer against 0.92 ms for q · Kᵀ (2026-11-29).
+with V. Scores are computed as K · qᵀ, large operand first: with bfloat16, 30 rows of 550 tokens and 2 threads this
+takes 0.23 ms a layer against 0.92 ms for q · Kᵀ (2026-11-29).
 
 Three orders meet here: texts (the batch), cells (a run's grid of rows times texts per row) and tail rows. An index
 tensor leads from one to another; it is None where the two orders agree, which is the usual case.
