@@ -196,3 +196,13 @@ def test_adapter_beside_the_model(tmp_path: Path) -> None:
     refused(folder, r"adapter_config\.json: cannot be read")
     edit_json(folder / "adapter_config.json", lora_alpha=4)
     refused(folder, rf"adapter_model\.safetensors: holds tensors that the model has too: .*{LM_HEAD}")
+
+
+def test_a_shipped_name_is_a_folder_unless_one_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("oxygen.checkpoint.shipped.ASSETS", tmp_path / "assets")
+    (tmp_path / "assets").mkdir()
+    copy_of(OPENPI, tmp_path / "assets" / "oxygen-tiny")
+    assert open_folder("oxygen-tiny").folder == tmp_path / "assets" / "oxygen-tiny"
+    monkeypatch.chdir(tmp_path)
+    copy_of(LEROBOT, tmp_path / "oxygen-tiny")
+    assert open_folder("oxygen-tiny").format == "lerobot"

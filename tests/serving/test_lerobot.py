@@ -1,8 +1,9 @@
-"""LeRobot's four calls with raw gRPC stubs: real pickles of stand-in classes in, torch tensors out, nothing executed."""
+"""LeRobot's four calls with raw gRPC stubs: real pickles of stand-in classes in, torch tensors out, nothing
+executed.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import pickle
@@ -17,7 +18,7 @@ import grpc
 import numpy as np
 import pytest
 import torch
-from serving.rig import HORIZON, FakeRunner, serve
+from serving.rig import FakeRunner, serve
 
 from oxygen.core.errors import InvalidInput
 from oxygen.serving.lerobot import pickles, protobuf
@@ -187,7 +188,7 @@ def test_several_robots_at_once_keep_their_own_state() -> None:
 
 def test_faults_are_a_status_with_a_reason_never_an_empty_chunk() -> None:
     runner = FakeRunner()
-    with stub(runner=runner) as (rig, client):
+    with stub(runner=runner) as (_rig, client):
         with pytest.raises(grpc.RpcError) as caught:
             client.call("GetActions")
         assert caught.value.code() == grpc.StatusCode.FAILED_PRECONDITION and "Ready" in caught.value.details()

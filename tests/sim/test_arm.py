@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 import pytest
+
 from oxygen.sim import graphics
 from oxygen.sim.graphics import NoSimulator, require_simulator
 

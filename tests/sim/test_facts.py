@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from oxygen.sim.facts import SceneFacts, memory, narration, questions, subtask
 from oxygen.sim.tasks import (
     DAGGER_SEEDS,
@@ -38,7 +39,9 @@ def test_sentences_say_what_is_true() -> None:
     assert "the drawer is open" in narration(facts(extent=1.1, done=True))
 
 
-@pytest.mark.parametrize(("extent", "word"), [(-1.0, "closed"), (-0.5, "half closed"), (0.0, "in the middle"), (1.0, "open")])
+@pytest.mark.parametrize(
+    ("extent", "word"), [(-1.0, "closed"), (-0.5, "half closed"), (0.0, "in the middle"), (1.0, "open")]
+)
 def test_a_faucet_turns_both_ways(extent: float, word: str) -> None:
     assert facts("faucet-close", extent).level == word
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+
 from oxygen.core.tasks import ActionResult, TextResult, TextTask
 from oxygen.sim.drive import EXECUTED, noise_for, run_episode
 from oxygen.sim.facts import SceneFacts

@@ -36,6 +36,7 @@ class BenchProcessor:
 
     def __init__(self, frames: Frames) -> None:
         self.tokenizer = Letters()
+        self.kinds = ("narration",)
         self._frames = frames
 
     def encode(self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask]) -> ModelInputs:

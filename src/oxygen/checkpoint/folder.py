@@ -16,6 +16,7 @@ from oxygen.checkpoint.family import detect_family
 from oxygen.checkpoint.index import INDEX_FILE, SINGLE_FILE, TensorIndex, read_index, with_adapter
 from oxygen.checkpoint.jsonfile import read_json
 from oxygen.checkpoint.orbax import find_tree, tree_paths
+from oxygen.checkpoint.shipped import resolve
 from oxygen.core.errors import CheckpointError
 from oxygen.processing.lerobot import FILES as LEROBOT_PIPELINES
 from oxygen.processing.lerobot import LeRobotPipeline, read_pipeline
@@ -59,8 +60,11 @@ class Checkpoint:
 
 
 def open_folder(path: str | Path) -> Checkpoint:
-    """Open a checkpoint folder. Raises CheckpointError, with the file and the names concerned, for anything broken."""
-    folder = Path(path)
+    """Open a checkpoint folder, or one that comes with the package by its name.
+
+    Raises CheckpointError, with the file and the names concerned, for anything broken.
+    """
+    folder = resolve(path)
     if not folder.is_dir():
         kind = "is a file; give the folder it lies in" if folder.exists() else "does not exist"
         raise CheckpointError(f"{folder}: {kind}")

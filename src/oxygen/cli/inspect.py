@@ -18,7 +18,9 @@ REPORTS = {"pi05": report_pi05}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", help="checkpoint folder of openpi (PyTorch or JAX), LeRobot or OxyGen")
+    parser.add_argument(
+        "folder", help="checkpoint folder of openpi (PyTorch or JAX), LeRobot or OxyGen, or a shipped name"
+    )
     parser.add_argument("--robot", help="robot or openpi configuration, for folders that do not name theirs")
     parser.add_argument("--asset-id", help="which statistics, where the folder has several")
     parser.add_argument(

@@ -23,7 +23,9 @@ class Command:
 
 
 COMMANDS = {
+    "serve": Command("oxygen.serving.command", "a checkpoint behind one port, for robots, people and programs"),
     "inspect": Command("oxygen.cli.inspect", "what a checkpoint folder holds, and whether it can be loaded"),
+    "replay": Command("oxygen.serving.replay", "play a recording back to a running server"),
     "bench": Command("oxygen.bench.main", "the paper's tables and figures on this machine, against honest baselines"),
     "demo": Command("oxygen.demo.command", "a simulated robot at work through the engine, with and without sharing"),
     "eval": Command("oxygen.eval.command", "closed-loop success and truth of texts on the simulated robot"),

@@ -21,6 +21,7 @@ from oxygen.serving.lerobot.service import LeRobotService
 from oxygen.serving.openpi import OpenpiDoor
 from oxygen.serving.robot import RobotDoor
 from oxygen.serving.settings import ServeSettings
+from oxygen.serving.taps import open_taps
 
 
 def build_app(engine: Engine, settings: ServeSettings | None = None) -> Guard:
@@ -53,6 +54,7 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     gateway: Gateway = app.state.gateway
     settings = gateway.settings
     unsubscribe = gateway.engine.subscribe(gateway.timeline.listen)
+    gateway.taps.extend(open_taps(settings))
     lerobot: LeRobotService | None = None
     if settings.lerobot_port is not None:
         lerobot = LeRobotService(gateway)

@@ -22,12 +22,12 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from oxygen.core.errors import InvalidInput, Refused
 from oxygen.core.tasks import Observation, TextResult
-from oxygen.engine.ticket import TextHandle, Ticket
 from oxygen.serving import chat_request, strictjson
 from oxygen.serving.chat_request import ChatRequest
 from oxygen.serving.gateway import Gateway
 from oxygen.serving.problems import Problem, describe
 from oxygen.serving.sessions import Session
+from oxygen.tickets.ticket import TextHandle, Ticket
 
 _UNFINISHED = frozenset({"cancelled", "superseded", "expired", "dropped", "closed"})
 

@@ -18,7 +18,6 @@ import numpy as np
 from oxygen.core.errors import InvalidInput, OxygenError, Refused, RequestFault
 from oxygen.core.tasks import ActionResult, ActionTask, Observation, TextTask
 from oxygen.engine.engine import Engine
-from oxygen.engine.ticket import Ticket
 from oxygen.serving import texts
 from oxygen.serving.feed import Event, Feed
 from oxygen.serving.freshness import capture_time
@@ -26,6 +25,7 @@ from oxygen.serving.metrics import ServerMetrics
 from oxygen.serving.sessions import Owner, Session, Sessions
 from oxygen.serving.settings import ServeSettings
 from oxygen.serving.timeline import Timeline
+from oxygen.tickets.ticket import Ticket
 
 T = TypeVar("T")
 

@@ -11,8 +11,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 
-from oxygen.engine.stats import EngineStats
 from oxygen.serving.gateway import Gateway
+from oxygen.tickets.record import EngineStats
 
 STUCK_AFTER_S = 60.0
 

@@ -45,6 +45,7 @@ class Link:
         self._max_waiting = max_waiting
         self._is_one_way = is_one_way
         self._closing: asyncio.Task[None] | None = None
+        self._given_up = asyncio.Event()
         self.is_closed = False
 
     @property
@@ -57,9 +58,11 @@ class Link:
         await self.websocket.accept()
         handling = asyncio.ensure_future(handler())
         reading = asyncio.ensure_future(self._read())
+        giving_up = asyncio.ensure_future(self._given_up.wait())
         try:
-            await asyncio.wait({handling, reading}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({handling, reading, giving_up}, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            giving_up.cancel()
             handling.cancel()
             with contextlib.suppress(asyncio.CancelledError, LinkClosed):
                 await handling
@@ -87,10 +90,12 @@ class Link:
                     await self.websocket.send_bytes(data)
         except TimeoutError:
             log.warning("%s does not read; closing", self.peer, extra={"peer": self.peer})
+            self._given_up.set()
             await self.close(INTERNAL_ERROR, "the peer does not read")
             raise LinkClosed from None
         except (WebSocketDisconnect, RuntimeError) as error:
             self.is_closed = True
+            self._given_up.set()
             raise LinkClosed from error
 
     async def close(self, code: int, reason: str) -> None:

@@ -1,18 +1,23 @@
-"""uvicorn's websocket protocol with one manner added: a message above the limit is refused in words that arrive.
+"""uvicorn's websocket protocol with better manners at the end of a connection.
 
-Closing at once would reset the connection while the peer still sends, and the reset overtakes the close frame. So
-the rest is read and thrown away for a moment, in which the peer learns the reason.
+A message above the limit is refused in words that arrive: closing at once would reset the connection while the peer
+still sends, and the reset overtakes the close frame. And a peer that does not read cannot keep a closed connection
+open.
 """
 
 from __future__ import annotations
 
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import State
 
 _PATIENCE_S = 3.0
+_FLUSH_S = 1.0
 
 
 class PoliteProtocol(WebSocketsSansIOProtocol):
-    """Discards what comes after a protocol error until the peer closes, or for three seconds."""
+    """Discards what comes after a protocol error until the peer closes, or for three seconds; never waits for
+    flushing.
+    """
 
     is_discarding = False
 
@@ -33,3 +38,23 @@ class PoliteProtocol(WebSocketsSansIOProtocol):
             self.read_paused = False
             self.transport.resume_reading()
         self.close_timer = self.loop.call_later(_PATIENCE_S, self.transport.close)
+
+    async def run_asgi(self) -> None:
+        await super().run_asgi()
+        self._abort_soon()
+
+    def keepalive_timeout(self) -> None:
+        super().keepalive_timeout()
+        self._abort_soon()
+
+    def shutdown(self) -> None:
+        if self.handshake_complete and self.conn.state is not State.OPEN:
+            self.transport.close()  # the closing handshake has begun: there is nothing left to say
+        else:
+            super().shutdown()
+        self._abort_soon()
+
+    def _abort_soon(self) -> None:
+        """What the peer has not taken a second after the end, it will not take."""
+        if self.transport.get_write_buffer_size():
+            self.loop.call_later(_FLUSH_S, self.transport.abort)

@@ -22,7 +22,6 @@ from typing import Any
 from starlette.websockets import WebSocket
 
 from oxygen.core.errors import InvalidInput, Refused
-from oxygen.engine.ticket import Ticket
 from oxygen.serving import metadata, tasks, wire
 from oxygen.serving.feed import Subscription
 from oxygen.serving.frames import as_map, read_frame
@@ -31,6 +30,7 @@ from oxygen.serving.link import INTERNAL_ERROR, Link, LinkClosed
 from oxygen.serving.problems import describe
 from oxygen.serving.sessions import Session
 from oxygen.serving.wire import WireLimits
+from oxygen.tickets.ticket import Ticket
 
 _PASSED_ON = frozenset({"text", "gap", "warning"})
 

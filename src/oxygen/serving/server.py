@@ -12,7 +12,7 @@ import contextlib
 import logging
 import socket
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from types import FrameType
 
 import uvicorn
@@ -156,6 +156,10 @@ class BackgroundServer:
             with contextlib.suppress(RuntimeError):  # the loop ended by itself meanwhile
                 self._loop.call_soon_threadsafe(self._server.stop)
             self._thread.join(timeout=self.settings.drain_s + 10)
+
+    def call_soon(self, call: Callable[..., object], *args: object) -> None:
+        """Call something on the server's event loop."""
+        self._loop.call_soon_threadsafe(call, *args)
 
     def kill(self) -> None:
         """Leave without a word, as a crash would: connections are cut, nobody is told."""

@@ -14,9 +14,9 @@ from typing import Any, Protocol
 
 from oxygen.core.errors import InvalidInput, Refused
 from oxygen.core.tasks import ActionResult, Observation
-from oxygen.engine.ticket import TextHandle
 from oxygen.serving.freshness import Freshness
 from oxygen.serving.settings import ServeSettings
+from oxygen.tickets.ticket import TextHandle
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
 

@@ -10,11 +10,11 @@ from collections.abc import Callable
 
 from oxygen.core.errors import DeviceFault, OxygenError, Refused
 from oxygen.core.tasks import TextResult
-from oxygen.engine.ticket import TextHandle
 from oxygen.serving.feed import Event, Feed
 from oxygen.serving.metrics import ServerMetrics
 from oxygen.serving.problems import describe
 from oxygen.serving.sessions import Session
+from oxygen.tickets.ticket import TextHandle
 
 _numbers = itertools.count(1)
 

@@ -6,8 +6,8 @@ import itertools
 from collections import deque
 from typing import Any
 
-from oxygen.engine.stats import StepRecord
 from oxygen.serving.metrics import ServerMetrics
+from oxygen.tickets.record import StepRecord
 
 
 class Timeline:

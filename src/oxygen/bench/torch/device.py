@@ -35,3 +35,8 @@ def reset_peak(device: str) -> None:
 def peak_bytes(device: str) -> int:
     """Return the peak since the last reset: allocated on a GPU, resident of the process on a CPU."""
     return torch.cuda.max_memory_allocated(device) if device.startswith("cuda") else machine.peak_bytes()
+
+
+def allocated_bytes(device: str) -> int | None:
+    """Return what is allocated on a GPU now; None on a CPU, where the resident size says it."""
+    return torch.cuda.memory_allocated(device) if device.startswith("cuda") else None

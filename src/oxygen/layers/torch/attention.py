@@ -56,7 +56,7 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         heads = (t.transpose(0, 1)[None] for t in (q, k, v))
         return F.scaled_dot_product_attention(*heads, enable_gqa=num_heads != num_kv_heads)[0].transpose(0, 1)
     if num_kv_heads == 1:
-        return _rows_attention(q.reshape(-1, head_dim), k[:, 0], v[:, 0]).view(q.shape)
+        return _rows_attention(q.reshape(-1, head_dim), k[:, 0].contiguous(), v[:, 0].contiguous()).view(q.shape)
     out = []
     for i, heads in enumerate(q.chunk(num_kv_heads, dim=1)):
         rows = _rows_attention(heads.reshape(-1, head_dim), k[:, i].contiguous(), v[:, i].contiguous())
@@ -65,7 +65,8 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def _rows_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """q [R, Dh], k and v [M, Dh] -> [R, Dh], in pieces whose logits stay in the cache."""
+    """q [R, Dh], k and v [M, Dh] -> [R, Dh], in pieces whose logits stay in the cache. All contiguous: on strided rows
+    oneDNN falls back to its reference code, a thousand times slower."""
     rows_at_once = max(1, _LOGITS_AT_ONCE // len(k))
     attend = _float_rows if q.dtype == torch.float32 and can_pack(q) else _plain_rows
     if len(q) <= rows_at_once:

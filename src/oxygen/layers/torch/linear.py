@@ -25,7 +25,8 @@ def can_pack(weight: Tensor) -> bool:
 
 
 class PackedLinear:
-    """x @ weightᵀ + bias with `weight` in oneDNN's own layout. x is [N, in_width], contiguous rows.
+    """x @ weightᵀ + bias with `weight` in oneDNN's own layout. x is [N, in_width]; strided rows are copied first, for
+    oneDNN would fall back to its reference code on them.
 
     A GELU or SiLU is taken along in registers: alone it costs more than a third of the product. A sum or a product with another
     tensor is not: done in place on the result it is as fast, and the library call for it is dearer.
@@ -39,11 +40,11 @@ class PackedLinear:
         self._product = torch.ops.mkldnn._linear_pointwise.default  # naming the overload halves the cost of a call
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x, self.weight, self.bias, "none", [], "")
+        return self._product(x.contiguous(), self.weight, self.bias, "none", [], "")
 
     def gelu(self, x: Tensor) -> Tensor:
         """GELU (tanh form) of the product."""
-        return self._product(x, self.weight, self.bias, "gelu", [], "tanh")
+        return self._product(x.contiguous(), self.weight, self.bias, "gelu", [], "tanh")
 
     def silu(self, x: Tensor) -> Tensor:
         """SiLU of the product."""

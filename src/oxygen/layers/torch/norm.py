@@ -1,7 +1,7 @@
 """Root-mean-square norms. Statistics and weights are float32 whatever the type of the activations.
 
 All of them divide by hypot(‖x‖, √(width · eps)), which is √width times the root of mean(x²) + eps: one pass with a
-float32 sum and one division, half the steps of the written-out form. √width is left over and joins the factor that follows.
+float32 sum and one division, half the steps of the written-out form. √width is left over for the factor that follows.
 """
 
 from __future__ import annotations

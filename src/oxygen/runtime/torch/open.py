@@ -12,8 +12,9 @@ import numpy as np
 import psutil
 import torch
 
-from oxygen.checkpoint import open_folder
+from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.core.errors import InvalidInput, Refused
+from oxygen.models.pi05.opening import Pi05Folder, read_pi05
 from oxygen.models.pi05.spec import PRESETS, Pi05Spec
 from oxygen.models.pi05.torch import Pi05, build
 from oxygen.models.pi05.torch.weights import load_pi05
@@ -27,7 +28,7 @@ WORKING_BYTES = 256 * 2**20
 
 
 def open_runner(
-    source: str | Path | Pi05,
+    source: str | Path | Pi05Folder | Pi05,
     *,
     device: str = "cpu",
     dtype: str = "float32",
@@ -45,6 +46,8 @@ def open_runner(
     spec: dict[str, Any] | None = None,
 ) -> TorchRunner:
     """A runner on weights of a checkpoint folder, of a preset (random, from `seed`), or of a model made elsewhere.
+
+    A folder opened by `read_pi05` brings its robot's chunk length and whatever sizes it was told.
 
     context_len: tokens of the longest context (None: what the model can take). tail_len: tokens of the longest text
     with its prompt tail. graphs: `auto` is `cuda` on a GPU and `off` on a CPU. lookahead: None takes it on a GPU
@@ -79,18 +82,23 @@ def open_runner(
 
 
 def _open_model(
-    source: str | Path | Pi05, device: torch.device, dtype: torch.dtype, seed: int, changes: dict[str, Any]
+    source: str | Path | Pi05Folder | Pi05, device: torch.device, dtype: torch.dtype, seed: int, changes: dict[str, Any]
 ) -> Pi05:
     if isinstance(source, Pi05):
         return source
+    if isinstance(source, Pi05Folder):
+        _refuse_if_too_large(weight_bytes(source.spec, dtype), device, f"weights of {source.where}")
+        return load_pi05(source, device, dtype)
     if str(source) in PRESETS and not Path(source).is_dir():
         preset = replace(PRESETS[str(source)], **changes)
         _refuse_if_too_large(weight_bytes(preset, dtype), device, f"weights of {source}")
         log.info("%s: random weights from seed %d", source, seed)
         return build(preset, device, dtype, seed=seed)
-    if not Path(source).is_dir() and not Path(source).exists():
-        raise InvalidInput("model", f"a checkpoint folder or one of {', '.join(PRESETS)}", repr(str(source)))
-    return load_pi05(open_folder(source), device, dtype, overrides=changes or None)
+    if not resolve(source).exists():
+        raise InvalidInput(
+            "model", f"a checkpoint folder or one of {', '.join((*SHIPPED, *PRESETS))}", repr(str(source))
+        )
+    return _open_model(read_pi05(source, overrides=changes or None), device, dtype, seed, {})
 
 
 def weight_bytes(spec: Pi05Spec, dtype: torch.dtype) -> int:

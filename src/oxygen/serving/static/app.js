@@ -150,7 +150,8 @@ function takeText(event) {
   const age = event.age_s === undefined ? "" : ` · ${event.age_frames} frames, ${number(event.age_s, 1)} s old when done`;
   const end = event.done && event.finish_reason !== "stop" ? ` · ${event.finish_reason}` : "";
   const frame = event.frame_id === null || event.frame_id === undefined ? "waits for a frame" : `frame ${event.frame_id}`;
-  item.meta.replaceChildren(text("b", event.kind), ` · ${frame}${age}${end}`);
+  const asked = event.question ? ` to “${event.question}”` : "";
+  item.meta.replaceChildren(text("b", event.kind), `${asked} · ${frame}${age}${end}`);
 }
 
 function takeWarning(event) {

@@ -62,13 +62,14 @@ class Pi05(nn.Module):
         return (F.linear(hidden, self.table) if packed is None else packed(hidden)).float()
 
     def conditions(self, num_steps: int) -> StepConditions:
-        """Modulation of every norm for all flow steps, in one product; kept, so the weights must be frozen."""
+        """Modulation of every norm for all flow steps, in one product; made once per num_steps when prepared."""
         found = self._conditions.get(num_steps)
         if found is None:
             times = flow_times(num_steps)
             gain, shift, gate = self.time(torch.tensor(times, dtype=torch.float32, device=self.device))
             found = StepConditions(times, gain, shift, gate.to(self.dtype))
-            self._conditions[num_steps] = found
+            if self.is_prepared:  # the weights are frozen
+                self._conditions[num_steps] = found
         return found
 
     def modulation_at(self, times: Tensor) -> Modulation:

@@ -1,0 +1,115 @@
+"""`oxygen bench roofline`: every stage beside its two floors, from ceilings measured on this machine at the model's
+widths."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from oxygen.bench import costs
+from oxygen.bench.command import Run, add_common, begin, integers, positive
+from oxygen.bench.measure import put
+from oxygen.bench.report import progress
+from oxygen.bench.stages import StageMeter, StageTimes
+
+COLUMNS = (
+    ("stage", "stage"),
+    ("measured_ms", "measured ms"),
+    ("measured_ms_spread", "spread"),
+    ("compute_floor_ms", "compute floor"),
+    ("bandwidth_floor_ms", "bandwidth floor"),
+    ("achieved_share", "achieved"),
+    ("tflops_per_s", "Tflop/s"),
+    ("gbytes_per_s", "GB/s"),
+    ("ratio_to_one", "x one row"),
+)
+CALL_ROUNDS = 5
+"""Rounds in one decode call: what a call costs is spread over them, as in a frame."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_common(parser, model="pi05-medium", frames=15)
+    parser.add_argument("--batches", type=integers, default=[1, 8, 30], help="texts that decode together, with commas")
+    parser.add_argument("--new-tokens", type=positive, default=30, help="tokens of a text: how long tails get")
+
+
+def run(args: argparse.Namespace) -> int:
+    run = begin("roofline", args, new_tokens=args.new_tokens, batches=args.batches)
+    biggest = max(args.batches)
+    runner = run.setup.open(max_contexts=biggest + 1, max_texts=biggest, tail_len=args.new_tokens + CALL_ROUNDS)
+    meter = StageMeter(runner, run.setup.frames(), context_row=biggest, first_tail=0, new_tokens=args.new_tokens)
+    meter.fill(biggest, 0)
+    wanted = [(batch, CALL_ROUNDS) for batch in args.batches]
+    from oxygen.bench.torch.ceilings import measure_ceilings
+
+    spec, shape = run.setup.spec(), run.setup.shape()
+    length = shape.context_len(spec.tokens_per_image)
+    found = []
+    meter.measure([args.num_steps], wanted)
+    meter.times = StageTimes()
+    with progress("roofline", args.frames) as advance:
+        for turn in range(args.frames):
+            meter.measure([args.num_steps], wanted)
+            if turn % max(1, args.frames // 3) == 0:  # ceilings move with the machine's clock: measured in between
+                found.append(measure_ceilings(spec, length, run.setup.dtype, run.setup.device))
+            advance(1)
+    best = costs.Ceilings(max(c.flops_per_s for c in found), max(c.bytes_per_s for c in found))
+    report = run.report
+    report.rows = rows(run, meter.times, best, args.batches, args.new_tokens)
+    report.extra["ceilings"] = {"flops_per_s": best.flops_per_s, "bytes_per_s": best.bytes_per_s}
+    report.note(
+        f"ceilings measured here, {args.dtype}: {best.flops_per_s / 1e9:.0f} Gflop/s in products of {length} rows,"
+        f" {best.bytes_per_s / 1e9:.1f} GB/s in a large matrix-vector product"
+    )
+    report.figure("floors", lambda figure: draw(figure, report.rows))
+    report.finish(COLUMNS, f"roofline: {args.model} {args.dtype}, {shape.num_cameras} cameras, {length} tokens")
+    return 0
+
+
+def rows(
+    run: Run, times: StageTimes, ceilings: costs.Ceilings, batches: Sequence[int], new_tokens: int
+) -> list[dict[str, Any]]:
+    """One row per stage."""
+    spec, shape, size = run.setup.spec(), run.setup.shape(), costs.DTYPE_BYTES[run.setup.dtype]
+    length, steps = shape.context_len(spec.tokens_per_image), run.setup.num_steps
+    stages: list[tuple[str, list[float], costs.Cost]] = [
+        ("prefill", times.prefill_ms, costs.prefill(spec, shape.num_cameras, length, size)),
+        ("act", times.act_ms[steps], costs.act(spec, length, steps, size)),
+    ]
+    if times.vision_ms:
+        stages.insert(1, ("vision", times.vision_ms, costs.vision(spec, shape.num_cameras, size)))
+    for batch in batches:
+        cost = costs.decode(spec, batch, length, new_tokens / 2, size)
+        stages.append((f"decode_{batch}", times.round_ms[batch, CALL_ROUNDS], cost))
+    made = [_row(*stage, ceilings) for stage in stages]
+    one = next((r["measured_ms"] for r in made if r["stage"] == "decode_1"), None)
+    for row in made:
+        if one and row["stage"].startswith("decode_"):
+            row["ratio_to_one"] = round(row["measured_ms"] / one, 3)
+    return made
+
+
+def _row(stage: str, measured_ms: Sequence[float], cost: costs.Cost, ceilings: costs.Ceilings) -> dict[str, Any]:
+    row: dict[str, Any] = {"stage": stage}
+    put(row, "measured_ms", measured_ms)
+    seconds = row["measured_ms"] / 1e3
+    row["compute_floor_ms"] = round(cost.compute_floor_ms(ceilings), 3)
+    row["bandwidth_floor_ms"] = round(cost.bandwidth_floor_ms(ceilings), 3)
+    row["achieved_share"] = round(cost.floor_ms(ceilings) / row["measured_ms"], 4)
+    row["tflops_per_s"] = round(cost.flops / seconds / 1e12, 4)
+    row["gbytes_per_s"] = round(cost.bytes / seconds / 1e9, 3)
+    return row
+
+
+def draw(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
+    """Measured time of each stage, both floors as marks."""
+    axes = figure.subplots()
+    names = [r["stage"] for r in rows]
+    axes.barh(names, [r["measured_ms"] for r in rows], color="#c0392b", label="measured")
+    axes.plot([r["compute_floor_ms"] for r in rows], names, "k|", markersize=14, label="compute floor")
+    axes.plot([r["bandwidth_floor_ms"] for r in rows], names, "b|", markersize=14, label="bandwidth floor")
+    axes.set_xscale("log")
+    axes.set_xlabel("ms")
+    axes.invert_yaxis()
+    axes.legend()

@@ -1,0 +1,146 @@
+"""`oxygen bench stability`: thousands of frames of a fluctuating workload. Does memory grow, does time drift, are rows
+lost?"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from oxygen.bench.arrivals import CYCLE, fluctuating, live_texts, max_live
+from oxygen.bench.command import add_common, begin, positive
+from oxygen.bench.machine import resident_bytes
+from oxygen.bench.modes import FrameSample, Oxygen
+from oxygen.bench.probe import Rooms
+from oxygen.bench.report import progress
+
+COLUMNS = (
+    ("cycle", "cycle"),
+    ("frame_ms", "mean frame ms"),
+    ("frame_ms_p50", "median"),
+    ("action_ready_ms_p50", "ready p50"),
+    ("live_max", "most live"),
+    ("tokens", "tokens"),
+    ("resident_bytes", "resident bytes"),
+    ("device_bytes", "device bytes"),
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_common(parser, frames=3000)
+    parser.add_argument("--k", type=positive, default=2, help="decode rounds a frame")
+    parser.add_argument("--max-live", type=positive, default=40, help="most texts alive at once")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Exit status 1 when memory grew, time drifted or rows were lost."""
+    arrivals = fluctuating(args.frames + CYCLE, args.k, args.max_live)
+    live, longest = max_live(arrivals, args.k), max(max(lengths, default=0) for lengths in arrivals)
+    run = begin("stability", args, k=args.k, most_live=live, longest_text=longest, cycle=CYCLE)
+    runner = run.setup.open(max_contexts=live + 1, max_texts=live, tail_len=longest)
+    mode = Oxygen(Rooms(runner).take(live + 1, live), run.setup.frames(), args.num_steps, args.k)
+    samples: list[FrameSample] = []
+    resident: list[int] = []
+    allocated: list[int | None] = []
+    with progress("stability", len(arrivals)) as advance:
+        for i, lengths in enumerate(arrivals):
+            sample = mode.frame(lengths)
+            if i >= CYCLE:  # the first cycle is the warm-up
+                samples.append(sample)
+                if len(samples) % CYCLE == 0:
+                    resident.append(resident_bytes())
+                    allocated.append(_device_bytes(args.device))
+            advance(1)
+    used = mode.engine.stats()
+    mode.close()  # raises when rows are not free
+    expected = live_texts(arrivals, args.k)[CYCLE:]
+    report = run.report
+    report.rows = cycle_rows(samples, resident, allocated)
+    verdict = judge(report.rows)
+    verdict["rows_free_at_end"] = True
+    verdict["live_as_expected"] = [s.live for s in samples] == expected
+    verdict["live_before_the_end"] = used.live_texts
+    report.extra["verdict"] = verdict
+    is_good = bool(verdict["memory_is_flat"] and verdict["time_is_flat"] and verdict["live_as_expected"])
+    growth = verdict["memory_growth_bytes"] / 2**20
+    report.note(
+        f"{len(samples)} frames, {live} texts at most: resident memory {growth:+.1f} MiB from the first quarter to the"
+        f" last, cycle-averaged frame time {100 * verdict['time_drift']:+.2f} % (cycles differ by"
+        f" {100 * verdict['time_noise']:.2f} %), every row free: {'good' if is_good else 'NOT good'}"
+    )
+    report.figure("cycles", lambda figure: draw(figure, samples, report.rows))
+    report.finish(COLUMNS, f"stability: {args.model} {args.dtype}, k = {args.k}, {len(samples)} frames")
+    return 0 if is_good else 1
+
+
+def _device_bytes(device: str) -> int | None:
+    from oxygen.bench.torch.device import allocated_bytes
+
+    return allocated_bytes(device)
+
+
+def cycle_rows(
+    samples: Sequence[FrameSample], resident: Sequence[int], allocated: Sequence[int | None]
+) -> list[dict[str, Any]]:
+    """One row per whole cycle: within a cycle frames differ, from cycle to cycle their averages must not."""
+    rows = []
+    for i, (memory, device) in enumerate(zip(resident, allocated, strict=True)):
+        part = samples[i * CYCLE : (i + 1) * CYCLE]
+        frame_ms = [1e3 * s.frame_s for s in part]
+        rows.append(
+            {
+                "cycle": i,
+                "frame_ms": round(float(np.mean(frame_ms)), 4),
+                "frame_ms_p50": round(float(np.median(frame_ms)), 4),
+                "action_ready_ms_p50": round(float(np.median([1e3 * s.ready_s for s in part])), 4),
+                "live_max": max(s.live for s in part),
+                "tokens": sum(s.verbs.tokens for s in part),
+                "management_ms": round(float(np.median([1e3 * s.management_s for s in part])), 4),
+                "resident_bytes": memory,
+                "device_bytes": device,
+            }
+        )
+    return rows
+
+
+def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Compare the first and the last quarter of the cycles, by medians: one disturbed cycle decides nothing.
+
+    Memory is flat when it grew by less than 8 MiB (allocators breathe) and does not grow all the way; time is flat when
+    the drift is below 2 %, or within the noise of a cycle.
+    """
+    quarter = max(1, len(rows) // 4)
+
+    def change(key: str) -> tuple[float, float]:
+        values = [r[key] for r in rows]
+        return float(np.median(values[:quarter])), float(np.median(values[-quarter:]))
+
+    first_time, last_time = change("frame_ms_p50")
+    first_memory, last_memory = change("resident_bytes")
+    times = np.array([r["frame_ms_p50"] for r in rows])
+    noise = float(np.percentile(times, 90) - np.percentile(times, 10)) / float(np.median(times))
+    drift = last_time / first_time - 1
+    growth = last_memory - first_memory
+    return {
+        "memory_growth_bytes": int(growth),
+        "memory_is_flat": growth < 8 * 2**20,
+        "time_drift": round(drift, 5),
+        "time_noise": round(noise, 5),
+        "time_is_flat": drift < max(0.02, noise),
+    }
+
+
+def draw(figure: Any, samples: Sequence[FrameSample], rows: Sequence[dict[str, Any]]) -> None:
+    """Live texts and frame times over frames; the averages of cycles over them."""
+    above, below = figure.subplots(2, sharex=True)
+    above.plot([s.live for s in samples], linewidth=0.5, color="#5b8db8")
+    above.set_ylabel("live texts")
+    below.plot([1e3 * s.frame_s for s in samples], linewidth=0.3, color="#bbbbbb")
+    middle = [(r["cycle"] + 0.5) * CYCLE for r in rows]
+    below.plot(middle, [r["frame_ms"] for r in rows], color="#c0392b", label="average of a cycle")
+    below.set_ylim(0, 3 * max(r["frame_ms"] for r in rows))
+    below.set_ylabel("frame time, ms")
+    below.set_xlabel("frame")
+    below.legend()

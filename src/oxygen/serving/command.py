@@ -1,0 +1,100 @@
+"""`oxygen serve FOLDER`: a checkpoint behind one port, for robots, people, programs and operators."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import os
+from pathlib import Path
+
+from oxygen.core.config import EngineConfig
+from oxygen.engine.engine import Engine
+from oxygen.serving import logs
+from oxygen.serving.app import build_app
+from oxygen.serving.server import Server, listen
+from oxygen.serving.settings import MIB, ServeSettings
+
+log = logging.getLogger("oxygen.serving")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("folder", help="checkpoint folder, or the name of a preset (random weights)")
+    model = parser.add_argument_group("model")
+    model.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (default: %(default)s)")
+    model.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    model.add_argument("--robot", help="robot or openpi configuration, for folders that do not name theirs")
+    model.add_argument(
+        "--budget", default="idle", help="text per frame: fixed:K, rate:F or idle (default: %(default)s)"
+    )
+    model.add_argument("--max-contexts", type=int, default=40, help="frames whose context can be held at once")
+    model.add_argument("--max-texts", type=int, default=40, help="texts that can decode at once")
+    model.add_argument("--tail-len", type=int, default=256, help="tokens of the longest text with its question")
+    doors = parser.add_argument_group("doors")
+    doors.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
+    doors.add_argument("--port", type=int, default=8000, help="0 takes any free port (default: %(default)s)")
+    doors.add_argument("--lerobot-port", type=int, help="open LeRobot's gRPC door too (its clients use 8080)")
+    doors.add_argument("--api-key", default=os.environ.get("OXYGEN_API_KEY"), help="or OXYGEN_API_KEY; for every door")
+    doors.add_argument("--name", default="oxygen", help="model name of the OpenAI door (default: %(default)s)")
+    doors.add_argument("--control-hz", type=float, help="rate at which the robot executes actions, told to clients")
+    limits = parser.add_argument_group("limits")
+    limits.add_argument("--max-connections", type=int, default=256)
+    limits.add_argument("--max-frame-mib", type=int, default=64, help="largest message of a robot")
+    limits.add_argument("--max-session-texts", type=int, default=8, help="texts of one robot at a time")
+    limits.add_argument("--max-frame-age", type=float, metavar="S", help="refuse frames that come later than this")
+    limits.add_argument("--drain", type=float, default=10.0, metavar="S", help="patience with open work at a stop")
+    notes = parser.add_argument_group("records")
+    notes.add_argument("--record", type=Path, metavar="FILE", help="write everything that passes to an MCAP file")
+    notes.add_argument("--rerun", action="store_true", help="show everything that passes in the Rerun viewer")
+    notes.add_argument("--log-format", choices=("json", "text"), default="json")
+    notes.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
+    notes.add_argument("--debug", action="store_true", help="send tracebacks to clients")
+
+
+def run(args: argparse.Namespace) -> int:
+    logs.set_up(args.log_format, args.log_level)
+    settings = settings_from(args)
+    listener = listen(settings)  # a port that is taken is found out before the weights are read
+    engine = Engine.from_pretrained(
+        args.folder,
+        device=args.device,
+        dtype=args.dtype,
+        robot=args.robot,
+        config=EngineConfig(budget=args.budget),
+        max_contexts=args.max_contexts,
+        max_texts=args.max_texts,
+        tail_len=args.tail_len,
+    )
+    try:
+        server = Server(build_app(engine, settings), settings)
+        _announce(settings, listener.getsockname()[1], args.folder)
+        asyncio.run(server.serve([listener]))
+    finally:
+        engine.close()
+    return 1 if engine.status == "failed" else 0
+
+
+def settings_from(args: argparse.Namespace) -> ServeSettings:
+    return ServeSettings(
+        host=args.host,
+        port=args.port,
+        api_key=args.api_key,
+        model_name=args.name,
+        max_connections=args.max_connections,
+        max_frame_bytes=args.max_frame_mib * MIB,
+        max_session_texts=args.max_session_texts,
+        max_frame_age_s=args.max_frame_age,
+        control_hz=args.control_hz,
+        lerobot_port=args.lerobot_port,
+        record=args.record,
+        rerun=args.rerun,
+        drain_s=args.drain,
+        debug=args.debug,
+    )
+
+
+def _announce(settings: ServeSettings, port: int, folder: str) -> None:
+    if not settings.is_loopback and settings.api_key is None:
+        log.warning("listening on %s without an API key: everybody who reaches it can use the robot", settings.host)
+    host = f"[{settings.host}]" if ":" in settings.host else settings.host
+    print(f"oxygen serves {folder}: dashboard and API http://{host}:{port}, robots ws://{host}:{port}", flush=True)
