@@ -6,13 +6,17 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import numpy as np
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 
 from oxygen.core.inputs import ContextInputs
+from oxygen.models.qwen3_vl.torch import Qwen3VL
+from oxygen.models.qwen3_vl.torch.weights import load_qwen3_vl
 
 GOLDENS = Path(__file__).parents[2] / "data" / "qwen3_vl" / "goldens.safetensors"
 CASES = ("none", "one", "two", "three")
@@ -68,3 +72,18 @@ def golden_config() -> dict:
 def near(ours: Tensor, theirs: Tensor, tolerance: float = 1e-5) -> None:
     assert ours.shape == theirs.shape, (ours.shape, theirs.shape)
     assert (ours - theirs).abs().max() <= tolerance * theirs.abs().max(), (ours - theirs).abs().max()
+
+
+def golden_folder(folder: Path, changes: dict | None = None) -> Path:
+    """A folder as transformers writes one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(golden_weights(), folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(golden_config() | (changes or {})))
+    return folder
+
+
+@cache
+def golden_model(is_prepared: bool = False) -> Qwen3VL:
+    with TemporaryDirectory() as folder:
+        model = load_qwen3_vl(golden_folder(Path(folder)))
+    return model.prepare_for_inference() if is_prepared else model.eval()
