@@ -149,4 +149,4 @@ def test_every_text_is_in_exactly_one_run():
         for run in runs:
             for text, cell in zip(texts[run.first : run.last], run.text_cell, strict=True):
                 assert run.start + cell // run.cells == text.context_row
-                assert run.context_lens[cell // run.cells] == text.context_len <= run.context_len
+                assert run.context_lens[cell] == text.context_len <= run.context_len

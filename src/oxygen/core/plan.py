@@ -14,12 +14,16 @@ from oxygen.core.tasks import Sampling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefillItem:
-    """Write one context. Items with the same `frame_key` show the same pictures: their embeddings are computed once."""
+    """Write one context. Items with the same `frame_key` show the same pictures: their embeddings are computed once.
+
+    readers: the action experts that read it in this step, each with its private tokens on top of it.
+    """
 
     request_id: int
     context_row: int
     inputs: ContextInputs
     frame_key: int
+    readers: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -78,8 +82,18 @@ AfterRound = Callable[[Sequence[int]], Sequence[bool]]
 
 
 @dataclass(frozen=True, slots=True)
+class ExpertLimits:
+    """One action expert's chunk, and its flow steps where a task names none."""
+
+    name: str
+    horizon: int
+    action_dim: int
+    num_steps: int
+
+
+@dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """Sizes fixed when the device storage was allocated."""
+    """Sizes fixed when the device storage was allocated. horizon, action_dim, num_steps: of the first action expert."""
 
     max_contexts: int
     max_texts: int
@@ -91,6 +105,13 @@ class RunnerLimits:
     vocab_size: int
     eos_ids: tuple[int, ...]
     bytes_per_context: int = 0
+    experts: tuple[ExpertLimits, ...] = ()  # empty: one, under whatever name it is asked for
+
+    def experts_of(self, name: str) -> tuple[ExpertLimits, ...]:
+        """Those that a task means: one by its name, the first by `action`, every one by `all`; none if unknown."""
+        known = self.experts or (ExpertLimits(name, self.horizon, self.action_dim, self.num_steps),)
+        found = tuple(expert for expert in known if name in (expert.name, "all"))
+        return found or (known[:1] if name == "action" else ())
 
 
 class Runner(Protocol):

@@ -28,8 +28,11 @@ Picture = tuple[Tensor, Tensor]
 class Qwen3VL(nn.Module):
     """Tokens are flattened: N counts all tokens of all sequences of a call. heads: action experts by name, in order.
 
-    Inference: call `prepare_for_inference()` once after loading, then run under `torch.inference_mode()`.
+    Inference: call `prepare_for_inference()` once after loading, then run under `torch.inference_mode()`. is_causal:
+    whether a token of a context sees only those before it.
     """
+
+    is_causal = True
 
     is_causal = True
 
