@@ -54,10 +54,9 @@ def act_key(expert: str, rows: Sequence[int], context_len: int, num_steps: int, 
     return ("act", expert, tuple(rows), round_up(context_len, CONTEXT_STEP, limit), num_steps)
 
 
-def prefill_key(context: ContextTokens, limit: int) -> Key:
-    """Shape of the prefill of one context."""
-    num_additions = 0 if context.additions is None else len(context.additions)
-    return ("prefill", round_up(len(context.x), PREFILL_STEP, limit), num_additions)
+def prefill_key(num_tokens: int, limit: int, has_additions: bool = False) -> Key:
+    """Shape of the prefill of one context, with or without what is added behind its first layers."""
+    return ("prefill", round_up(num_tokens, PREFILL_STEP, limit), has_additions)
 
 
 def round_key(texts: Sequence[LiveText], store: Store) -> Key:

@@ -109,7 +109,8 @@ class Prefill:
             store.open_from[row] = context.open_from
         readers = self._readers(items)
         if self._graphs.enabled and len(items) == 1 and not readers:
-            key = prefill_key(contexts[0], store.shape.context_len)
+            has_additions = contexts[0].additions is not None
+            key = prefill_key(len(contexts[0].x), store.shape.context_len, has_additions)
             static = self._graphs.get(key, lambda: StaticPrefill(self._model, store, key, contexts[0]))
             if isinstance(static, StaticPrefill):
                 static.load(rows[0], contexts[0])
