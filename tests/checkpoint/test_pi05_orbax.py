@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 import torch
 from checkpoint.folders import OPENPI, edit_json, tensors_of
+from checkpoint.golden import golden_spec, golden_state
 from checkpoint.jax_tree import G, X, flat, jax_tree, nested
-from models.pi05_cases import flow, golden_case, golden_model, golden_spec, prefill, prefix
+from models.pi05_cases import flow, golden_case, prefill, prefix
 
 from oxygen.checkpoint import open_folder
 from oxygen.checkpoint.orbax import tree_paths
+from oxygen.cli.main import main
 from oxygen.core.errors import CheckpointError
 from oxygen.models.pi05.opening import read_pi05
 from oxygen.models.pi05.orbax import convert
@@ -212,7 +214,7 @@ def test_a_written_folder_loads_bit_for_bit(tmp_path: Path, leaves: dict, end: t
     folder = write(tmp_path / "x", leaves, *end)
     model = load_pi05(folder, overrides=TOLD)
     assert model.spec == SPEC
-    golden = golden_model(prepared=False).state_dict()
+    golden = golden_state()
     assert all(torch.equal(tensor, golden[name]) for name, tensor in model.state_dict().items())
     case = golden_case("a_b1_all")
     with torch.inference_mode():
@@ -241,3 +243,15 @@ def test_a_damaged_folder_is_refused(tmp_path: Path, leaves: dict) -> None:
         file.write_bytes(file.read_bytes()[:100])
     with pytest.raises(CheckpointError, match="Orbax cannot read it"):
         load_pi05(folder, overrides=TOLD)
+
+
+@needs_orbax
+def test_inspect_reads_every_leaf(tmp_path: Path, leaves: dict, capsys: pytest.CaptureFixture) -> None:
+    folder = write(tmp_path / "x", leaves)
+    words = ["inspect", str(folder), "--robot", "pi05_droid", "--without-statistics"]
+    assert main(words) == 0
+    assert "tensors: leaves: 51" in capsys.readouterr().out
+    leaves[LLM + "mlp/linear"] = leaves[LLM + "mlp/linear"].copy()
+    leaves[LLM + "mlp/linear"][2, 0, 0] = np.nan
+    assert main(["inspect", str(write(tmp_path / "y", leaves)), *words[2:]]) == 1
+    assert f"weights that are NaN or infinite: {G}layers.2.mlp.down_proj.weight" in capsys.readouterr().err

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from checkpoint.folders import EMBED, LEROBOT, LM_HEAD, OPENPI, Q0, copy_of, edit_json
-from models.pi05_cases import golden_spec
+from checkpoint.golden import golden_spec
 
 from oxygen.checkpoint import open_folder
 from oxygen.core.errors import CheckpointError

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from checkpoint.folders import ACTION_IN, EMBED, LEROBOT, LM_HEAD, NORM2, OPENPI, Q0, copy_of, edit_json, sharded
+from processing.cases import byte_fallback_file
 
 from oxygen.cli.main import main
 from oxygen.models.pi05.spec import PRESETS
@@ -126,6 +127,17 @@ def test_lora_is_reported(capsys: pytest.CaptureFixture, tmp_path: Path) -> None
     save_file({name: leaf.astype(np.float32) for name, leaf in leaves.items()}, folder / "adapter_model.safetensors")
     edit_json(folder / "adapter_config.json", r=2, lora_alpha=4)
     assert report_of(capsys, folder, "--robot", "droid")["tensors"]["lora"] == sorted(leaves)
+
+
+def test_a_tokenizer_is_opened_and_must_fit(capsys: pytest.CaptureFixture, tmp_path: Path) -> None:
+    folder = copy_of(OPENPI, tmp_path / "x")
+    (folder / "tokenizer.json").write_bytes(byte_fallback_file().read_bytes())
+    report = report_of(capsys, folder, "--robot", "droid")
+    assert report["tokenizer"]["file"] == "tokenizer.json" and 256 < report["tokenizer"]["vocab_size"] < 512
+    assert not report["warnings"]
+    (folder / "tokenizer.json").write_text("{}")
+    status, _, err = inspect(capsys, folder, "--robot", "droid")
+    one_clear_message(status, err, "tokenizer.json: not a tokenizer file")
 
 
 # Broken folders
@@ -277,6 +289,7 @@ def test_a_folder_that_cannot_be_loaded_is_still_described(capsys: pytest.Captur
     status, out, err = inspect(capsys, folder)
     one_clear_message(status, err, "no tensor shows its number of heads")
     assert "checkpoint: family: pi05" in out and "statistics: available: lerobot" in out
+    assert "tensors: missing: none" in out and "tensors: used: 131" in out
     assert inspect(capsys, folder, "--set", "vision.num_heads=4")[0] == 0
 
 

@@ -73,7 +73,10 @@ class Robot:
             base = np.stack([x, y, 255 - (x + y) // 2], -1).astype(np.uint8)
             base[60:120, (3 * step) % 160 : (3 * step) % 160 + 60] = (235, 104, 52)
             frame = {"observation/image": base, "observation/wrist_image": base[::-1].copy()}
-            frame |= {"observation/state": np.sin(step / 9 + np.arange(8)), "prompt": "put the orange block into the bowl"}
+            frame |= {
+                "observation/state": np.sin(step / 9 + np.arange(8)),
+                "prompt": "put the orange block into the bowl",
+            }
             tasks = ["subtask", {"kind": "narration", "max_new_tokens": 100}] if step % 12 == 0 else []
             noise = np.cumsum(np.random.default_rng(step // 9).standard_normal((10, 32)) / 3, axis=0)
             self.client.infer(frame, tasks, frame_id=step, noise=noise.astype(np.float32), timeout=10)
@@ -106,13 +109,17 @@ def test_it_draws_cameras_curves_text_steps_and_figures_and_chats(browser: objec
         wait.until(lambda d: _inked(d) > 200)
         _shoot(browser, "dark")
         browser.set_window_size(420, 900)
-        width = browser.execute_script("return document.documentElement.scrollWidth - document.documentElement.clientWidth")
+        width = browser.execute_script(
+            "return document.documentElement.scrollWidth - document.documentElement.clientWidth"
+        )
         assert width == 0
         _shoot(browser, "narrow")
         browser.set_window_size(1400, 1000)
         buttons = browser.find_elements(By.CSS_SELECTOR, "#sessions button")
         buttons[1].click()
-        wait.until(lambda d: d.find_elements(By.CSS_SELECTOR, "#sessions button")[1].get_attribute("aria-pressed") == "true")
+        wait.until(
+            lambda d: d.find_elements(By.CSS_SELECTOR, "#sessions button")[1].get_attribute("aria-pressed") == "true"
+        )
     assert not [e for e in browser.get_log("browser") if e["level"] == "SEVERE"]
 
 

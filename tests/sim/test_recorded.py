@@ -9,7 +9,7 @@ import numpy as np
 from oxygen.core.tasks import ActionResult, TextResult, TextTask
 from oxygen.sim.drive import EXECUTED, noise_for, run_episode
 from oxygen.sim.facts import SceneFacts
-from oxygen.sim.isolated import Finished, FinishedAnswer
+from oxygen.sim.isolated import LateAnswer, LateText
 from oxygen.sim.recorded import Film, RecordedArm, load_films, save_films
 
 
@@ -19,14 +19,15 @@ class Echo:
     def __init__(self) -> None:
         self.frames: list[tuple[int, str]] = []
 
-    def submit(self, observation, actions, texts) -> FinishedAnswer:
+    def submit(self, observation, actions, texts) -> LateAnswer:
         self.frames.append((observation.frame_id, observation.prompt))
         chunk = ActionResult(actions.noise.astype(np.float64), "arm", observation.frame_id, 0.0, "action", 0.0)
-        said = [
-            Finished(TextResult(t.kind, (5,), t.kind, "arm", observation.frame_id, 0.0, "stop", 0, 0.0, 0.0))
-            for t in texts
-        ]
-        return FinishedAnswer(chunk, said)
+        answer = LateAnswer([LateText(task.kind) for task in texts])
+        answer.chunk.set_result(chunk)
+        for text in answer.texts:
+            frame_id = observation.frame_id
+            text.future.set_result(TextResult(text.kind, (5,), text.kind, "arm", frame_id, 0.0, "stop", 0, 0.0, 0.0))
+        return answer
 
 
 def film(task: str = "window-open", length: int = 3) -> Film:

@@ -127,7 +127,7 @@ def test_a_run_in_pieces_equals_a_run_in_one_go(tmp_path: Path) -> None:
     from oxygen.training.torch.trainer import Trainer
 
     recipe = Recipe(batch_size=4, warmup_steps=2, stages=(Stage("only", 4, decays=True),))
-    frames = make_frames(40)
+    frames = make_frames(12)
     words = Words(train_tokenizer(tmp_path / "tokenizer.json"))
     scales = Scales.of(frames)
     curriculum, held_out = Curriculum(frames, scales, words), held_out_batch(frames, scales, words)

@@ -41,18 +41,17 @@ def mixture(num_frames: int, short: int, long: int, share_long: float, seed: int
 
 
 def fluctuating(num_frames: int, k: int, max_live: int = 40) -> list[tuple[int, ...]]:
-    """Counts with a period of 17 frames, lengths with a period of 7; never more than `max_live` texts at once.
+    """Counts with a period of 17 frames, lengths with a period of 7; at times `max_live` texts at once, never more.
 
-    The counts swing between 0 and 3 texts a frame, the lengths between 1 and 13 times `k` tokens. What would exceed
-    `max_live` is left out, counted over the true lengths, so the pattern keeps its period of 119 frames once it has
-    begun.
+    The counts swing between 0 and 5 texts a frame, the lengths between 3 and 15 times `k` tokens. What would exceed
+    `max_live` is left out.
     """
     pattern: list[tuple[int, ...]] = []
     ends: list[int] = []  # frame after whose step each live text is over
     for frame in range(num_frames):
-        swing = math.sin(2 * math.pi * frame / COUNT_PERIOD)
-        count = max(0, round(1.4 + 1.7 * swing))
-        length = k * round(7 + 6 * math.cos(2 * math.pi * frame / LENGTH_PERIOD))
+        swing = math.sin(2 * math.pi * (frame % COUNT_PERIOD) / COUNT_PERIOD)
+        count = max(0, math.floor(3.6 + 2.6 * swing))
+        length = k * math.floor(9.6 + 6 * math.cos(2 * math.pi * (frame % LENGTH_PERIOD) / LENGTH_PERIOD))
         ends = [end for end in ends if end > frame]
         count = min(count, max_live - len(ends))
         ends += [frame + length // k] * count

@@ -102,7 +102,6 @@ def frame_row(lane: Lane, *, new_tokens: int, num_steps: int, horizon: int) -> R
     samples, mode = lane.samples, lane.mode
     frames_ms = [1e3 * s.frame_s for s in samples]
     ready_ms = [1e3 * s.ready_s for s in samples]
-    seconds = sum(s.frame_s for s in samples)
     rounds, tokens = sum(s.verbs.rounds for s in samples), sum(s.verbs.tokens for s in samples)
     row: Row = {"mode": mode.name, "k": mode.k, "new_tokens": new_tokens, "num_steps": num_steps}
     if lane.label:
@@ -113,7 +112,7 @@ def frame_row(lane: Lane, *, new_tokens: int, num_steps: int, horizon: int) -> R
     frame_ms = float(np.median(frames_ms))
     row["action_hz"] = round(1e3 * horizon / frame_ms, 3)
     row["frames_per_s"] = round(1e3 / frame_ms, 3)
-    row["tokens_per_s"] = round(tokens / seconds, 3) if seconds else None
+    row["tokens_per_s"] = round(1e3 * tokens / len(samples) / frame_ms, 3)
     put(row, "ttft_ms", [1e3 * t for s in samples for t in s.ttft_s])
     row["mean_batch"] = round(tokens / rounds, 3) if rounds else 0.0
     row["live_texts"] = round(float(np.mean([s.live for s in samples])), 3)

@@ -32,7 +32,8 @@ _observed = Observation(images={})
 
 @dataclass(slots=True)
 class FrameSample:
-    """One frame, measured. ready_s: from the frame's arrival to its actions. ttft_s and age: of texts that began or
+    """One frame, measured. ready_s: from the frame's arrival to its actions. parts: management by
+    part (OxyGen). ttft_s and age: of texts that began or
     ended."""
 
     frame_s: float = 0.0
@@ -42,6 +43,7 @@ class FrameSample:
     age_frames: list[int] = field(default_factory=list)
     age_s: list[float] = field(default_factory=list)
     live: int = 0
+    parts: dict[str, float] = field(default_factory=dict)
 
     @property
     def management_s(self) -> float:
@@ -219,15 +221,19 @@ class Oxygen:
         return self._sample(frame_s, ticket.actions(0).ready_s, record)
 
     def _sample(self, frame_s: float, ready_s: float, record: StepRecord) -> FrameSample:
-        done = record.results
+        done, verbs, seconds = record.results, self._probe.take(), record.seconds
+        parts = {name: seconds.get(name, 0.0) for name in ("plan", "deliver", "commit", "deliver_text")}
+        parts["rounds"] = verbs.host_s
+        parts["rest"] = frame_s - verbs.runner_s - sum(parts.values())
         return FrameSample(
             frame_s,
             ready_s,
-            self._probe.take(),
+            verbs,
             ttft_s=[r.ttft_s for r in done if r.ttft_s is not None],
             age_frames=[r.age_frames for r in done],
             age_s=[r.age_s for r in done],
             live=record.live_texts,
+            parts=parts,
         )
 
     def close(self) -> None:

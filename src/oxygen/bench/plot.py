@@ -56,3 +56,11 @@ def heat(axes: Any, values: Sequence[Sequence[float | None]], xs: Sequence[Any],
         for j, value in enumerate(line):
             if value is not None:
                 axes.text(j, i, f"{value:.2f}", ha="center", va="center")
+
+
+def shades(count: int) -> list[tuple[float, float, float]]:
+    """Reds from light to dark, for lines of one mode."""
+    return [
+        (0.95 - 0.45 * i / max(1, count - 1), 0.55 * (1 - (i + 1) / count), 0.35 * (1 - (i + 1) / count))
+        for i in range(count)
+    ]

@@ -15,6 +15,7 @@ from oxygen.bench.machine import resident_bytes
 from oxygen.bench.modes import FrameSample, Oxygen
 from oxygen.bench.probe import Rooms
 from oxygen.bench.report import progress
+from oxygen.bench.torch.device import allocated_bytes
 
 COLUMNS = (
     ("cycle", "cycle"),
@@ -41,68 +42,75 @@ def run(args: argparse.Namespace) -> int:
     run = begin("stability", args, k=args.k, most_live=live, longest_text=longest, cycle=CYCLE)
     runner = run.setup.open(max_contexts=live + 1, max_texts=live, tail_len=longest)
     mode = Oxygen(Rooms(runner).take(live + 1, live), run.setup.frames(), args.num_steps, args.k)
-    samples: list[FrameSample] = []
-    resident: list[int] = []
-    allocated: list[int | None] = []
+    book = Book(args.frames)
     with progress("stability", len(arrivals)) as advance:
         for i, lengths in enumerate(arrivals):
             sample = mode.frame(lengths)
             if i >= CYCLE:  # the first cycle is the warm-up
-                samples.append(sample)
-                if len(samples) % CYCLE == 0:
-                    resident.append(resident_bytes())
-                    allocated.append(_device_bytes(args.device))
+                book.write(i - CYCLE, sample, args.device)
             advance(1)
     used = mode.engine.stats()
     mode.close()  # raises when rows are not free
     expected = live_texts(arrivals, args.k)[CYCLE:]
     report = run.report
-    report.rows = cycle_rows(samples, resident, allocated)
+    report.rows = book.rows()
     verdict = judge(report.rows)
     verdict["rows_free_at_end"] = True
-    verdict["live_as_expected"] = [s.live for s in samples] == expected
+    verdict["live_as_expected"] = book.live.tolist() == expected
     verdict["live_before_the_end"] = used.live_texts
     report.extra["verdict"] = verdict
     is_good = bool(verdict["memory_is_flat"] and verdict["time_is_flat"] and verdict["live_as_expected"])
     growth = verdict["memory_growth_bytes"] / 2**20
     report.note(
-        f"{len(samples)} frames, {live} texts at most: resident memory {growth:+.1f} MiB from the first quarter to the"
+        f"{args.frames} frames, {live} texts at most: resident memory {growth:+.1f} MiB from the first quarter to the"
         f" last, cycle-averaged frame time {100 * verdict['time_drift']:+.2f} % (cycles differ by"
         f" {100 * verdict['time_noise']:.2f} %), every row free: {'good' if is_good else 'NOT good'}"
     )
-    report.figure("cycles", lambda figure: draw(figure, samples, report.rows))
-    report.finish(COLUMNS, f"stability: {args.model} {args.dtype}, k = {args.k}, {len(samples)} frames")
+    report.figure("cycles", lambda figure: draw(figure, book, report.rows))
+    report.finish(COLUMNS, f"stability: {args.model} {args.dtype}, k = {args.k}, {args.frames} frames")
     return 0 if is_good else 1
 
 
-def _device_bytes(device: str) -> int | None:
-    from oxygen.bench.torch.device import allocated_bytes
+class Book:
+    """The figures of every frame, in memory taken beforehand: what grows must not be the measurement."""
 
-    return allocated_bytes(device)
+    def __init__(self, num_frames: int) -> None:
+        self.frame_ms, self.ready_ms, self.management_ms = np.zeros((3, num_frames))
+        self.live, self.tokens = np.zeros((2, num_frames), dtype=np.int64)
+        num_cycles = num_frames // CYCLE
+        self.resident, self.allocated = np.zeros((2, num_cycles), dtype=np.int64)
+        for array in (self.frame_ms, self.ready_ms, self.management_ms, self.live, self.tokens):
+            array.fill(1)  # touch every page
 
+    def write(self, frame: int, sample: FrameSample, device: str) -> None:
+        self.frame_ms[frame] = 1e3 * sample.frame_s
+        self.ready_ms[frame] = 1e3 * sample.ready_s
+        self.management_ms[frame] = 1e3 * sample.management_s
+        self.live[frame], self.tokens[frame] = sample.live, sample.verbs.tokens
+        cycle, is_end = divmod(frame + 1, CYCLE)
+        if not is_end:
+            self.resident[cycle - 1] = resident_bytes()
+            self.allocated[cycle - 1] = allocated_bytes(device) or 0
 
-def cycle_rows(
-    samples: Sequence[FrameSample], resident: Sequence[int], allocated: Sequence[int | None]
-) -> list[dict[str, Any]]:
-    """One row per whole cycle: within a cycle frames differ, from cycle to cycle their averages must not."""
-    rows = []
-    for i, (memory, device) in enumerate(zip(resident, allocated, strict=True)):
-        part = samples[i * CYCLE : (i + 1) * CYCLE]
-        frame_ms = [1e3 * s.frame_s for s in part]
-        rows.append(
-            {
-                "cycle": i,
-                "frame_ms": round(float(np.mean(frame_ms)), 4),
-                "frame_ms_p50": round(float(np.median(frame_ms)), 4),
-                "action_ready_ms_p50": round(float(np.median([1e3 * s.ready_s for s in part])), 4),
-                "live_max": max(s.live for s in part),
-                "tokens": sum(s.verbs.tokens for s in part),
-                "management_ms": round(float(np.median([1e3 * s.management_s for s in part])), 4),
-                "resident_bytes": memory,
-                "device_bytes": device,
-            }
-        )
-    return rows
+    def rows(self) -> list[dict[str, Any]]:
+        """One row per whole cycle: within a cycle frames differ, from cycle to cycle their averages must not."""
+        rows = []
+        for i in range(len(self.resident)):
+            part = slice(i * CYCLE, (i + 1) * CYCLE)
+            rows.append(
+                {
+                    "cycle": i,
+                    "frame_ms": round(float(self.frame_ms[part].mean()), 4),
+                    "frame_ms_p50": round(float(np.median(self.frame_ms[part])), 4),
+                    "action_ready_ms_p50": round(float(np.median(self.ready_ms[part])), 4),
+                    "management_ms": round(float(np.median(self.management_ms[part])), 4),
+                    "live_max": int(self.live[part].max()),
+                    "tokens": int(self.tokens[part].sum()),
+                    "resident_bytes": int(self.resident[i]),
+                    "device_bytes": int(self.allocated[i]) or None,
+                }
+            )
+        return rows
 
 
 def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -132,12 +140,12 @@ def judge(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def draw(figure: Any, samples: Sequence[FrameSample], rows: Sequence[dict[str, Any]]) -> None:
+def draw(figure: Any, book: Book, rows: Sequence[dict[str, Any]]) -> None:
     """Live texts and frame times over frames; the averages of cycles over them."""
     above, below = figure.subplots(2, sharex=True)
-    above.plot([s.live for s in samples], linewidth=0.5, color="#5b8db8")
+    above.plot(book.live, linewidth=0.5, color="#5b8db8")
     above.set_ylabel("live texts")
-    below.plot([1e3 * s.frame_s for s in samples], linewidth=0.3, color="#bbbbbb")
+    below.plot(book.frame_ms, linewidth=0.3, color="#bbbbbb")
     middle = [(r["cycle"] + 0.5) * CYCLE for r in rows]
     below.plot(middle, [r["frame_ms"] for r in rows], color="#c0392b", label="average of a cycle")
     below.set_ylim(0, 3 * max(r["frame_ms"] for r in rows))

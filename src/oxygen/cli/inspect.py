@@ -127,7 +127,9 @@ def _robot(report: Mapping[str, Any]) -> Section:
     rows.append(
         ("text", capability + (f" (prompts are known for {kinds})" if kinds and not text.get("declared") else ""))
     )
-    rows.append(("tokenizer", report["tokenizer"] or "none in the folder"))
+    tokenizer = report["tokenizer"] or {"file": "none in the folder"}
+    size = f", {tokenizer['vocab_size']} tokens" if "vocab_size" in tokenizer else ""
+    rows.append(("tokenizer", tokenizer["file"] + size))
     return Section("robot and text", rows)
 
 

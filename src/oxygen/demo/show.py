@@ -33,9 +33,11 @@ Arms = list[tuple[Callable[[], Body], int]]
 
 
 def arms_for(tasks: Sequence[str], seeds: Sequence[int], is_live: bool) -> Arms:
-    """What makes each episode's arm, with its layout. Recorded: the films that the package has."""
+    """What makes each episode's arm, with its layout. Recorded: the package's films of these tasks, else all of them."""
     if not is_live:
-        return [(partial(RecordedArm, film), number) for number, film in enumerate(load_films(FILMS))]
+        films = load_films(FILMS)
+        chosen = [film for film in films if film.task in tasks] or films
+        return [(partial(RecordedArm, film), number) for number, film in enumerate(chosen)]
     return [(partial(Arm, task), seed) for task in tasks for seed in seeds]
 
 

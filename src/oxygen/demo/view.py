@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from oxygen.demo.measure import Run
-from oxygen.engine.stats import StepRecord
 from oxygen.sim.drive import Body, Look
+from oxygen.sim.drive import Text as TextInProgress
+from oxygen.tickets.record import StepRecord
 
 WINDOW = 30
 KINDS = ("subtask", "narration", "memory", "answer")
@@ -32,6 +33,7 @@ class View:
         self._last: dict[str, tuple[str, int, int]] = {}
         self._tokens: deque[tuple[float, int]] = deque(maxlen=400)
         self._frames: deque[float] = deque(maxlen=WINDOW)
+        self._waiting: list[TextInProgress] = []
         self._run: Run | None = None
         self._body: Body | None = None
         self._look: Look | None = None
@@ -61,8 +63,11 @@ class View:
             self._frames.append(time.perf_counter())
             self._run, self._body, self._look = run, body, look
             if run.mode == "isolated":
-                for text in look.answer.texts:
-                    self._last[text.kind] = (text.result().text, look.observation.frame_id or 0, 0)
+                self._waiting += look.answer.texts
+                for text in [text for text in self._waiting if text.is_done]:
+                    result = text.result()
+                    self._last[text.kind] = (result.text, result.frame_id, result.age_frames)
+                    self._waiting.remove(text)
         if self._live is not None:
             self._live.update(self._panel())
 
@@ -79,6 +84,7 @@ class View:
         )
         with self._lock:
             self._growing.clear()
+            self._waiting.clear()
             self._last.clear()
             self._frames.clear()
 

@@ -69,9 +69,10 @@ class Engine:
         from oxygen.models.pi05.opening import read_pi05
         from oxygen.runtime.torch.open import open_runner
 
-        processor = read_pi05(folder, robot=robot).processor()
+        opened = read_pi05(folder, robot=robot, overrides=device.pop("spec", None))
+        processor = opened.processor()
         device.update(eos_ids=processor.tokenizer.eos_ids, forbidden_ids=processor.forbidden_ids)
-        runner = open_runner(folder, **device)
+        runner = open_runner(opened, **device)
         engine = cls(runner, processor, config, warm_up=runner.warm_up)
         engine.start()
         return engine
@@ -218,7 +219,7 @@ class Engine:
             laps.lap("decode")
         outcome.decode_s = laps.seconds.get("decode", 0.0)
         outcome.base_s = laps.total_s - outcome.decode_s
-        scheduler.commit(plan, outcome)
+        scheduler.commit(plan, outcome, self._clock())
         self._forget_rows()
         delivery.give_pieces(outcome, laps.lap("commit"))
         delivery.give_ends(self._clock())

@@ -55,9 +55,11 @@ def open_door(
     if mode == "isolated":
         if warm_up is not None:
             warm_up()
+        alone = IsolatedDoor(runner, processor)
         try:
-            yield OpenDoor(IsolatedDoor(runner, processor), noise_shape, mode)
+            yield OpenDoor(alone, noise_shape, mode)
         finally:
+            alone.close()
             runner.close()
         return
     engine = Engine(runner, processor, config, warm_up=warm_up)

@@ -36,6 +36,10 @@ class Processor(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
+    @property
+    def kinds(self) -> Sequence[str]:
+        """Kinds of text that may be asked for."""
+
     def encode(self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask]) -> ModelInputs:
         """Encode a frame with its tasks; raises InvalidInput."""
 

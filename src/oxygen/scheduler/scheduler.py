@@ -105,13 +105,14 @@ class Scheduler:
         with self._door:
             if self._wishes or self._frames:
                 return 0.0
-            ledger, budget = self.ledger, self.pace.budget
+            ledger, budget, text_at = self.ledger, self.pace.budget, inf
+            if ledger.live or ledger.queue:
+                if budget.kind == "idle" or is_draining:
+                    return 0.0
+                text_at = self._last_frame_at + (1 / budget.value if budget.kind == "rate" else self.config.quiet_s)
             due = [s.held_until for s in ledger.sessions.values() if s.held]
             due += [t.limit for r in ledger.open.values() for t in r.texts if not t.finish_reason]
-            if ledger.live or ledger.queue:
-                quiet_s = 1 / budget.value if budget.kind == "rate" else self.config.quiet_s
-                due.append(-inf if is_draining or budget.kind == "idle" else self._last_frame_at + quiet_s)
-            return max(0.0, min(due, default=inf) - now)
+            return max(0.0, min([text_at, *due]) - now)
 
     # The two doors of state
 
@@ -147,9 +148,10 @@ class Scheduler:
         is_slice_over = bool(self._wishes) or decoding_s >= self.config.text_slice_s
         return self.num_frames_waiting > 0 or (self.pace.budget.kind == "idle" and is_slice_over)
 
-    def commit(self, plan: StepPlan, outcome: Outcome) -> None:
+    def commit(self, plan: StepPlan, outcome: Outcome, now: float) -> None:
         """Apply what the step did."""
         ledger = self.ledger
+        self._last_frame_at = now if plan.act else self._last_frame_at
         with self._door:
             for item in (*plan.prefill, *plan.prefill_text):
                 context = ledger.contexts[item.context_row]
@@ -238,7 +240,6 @@ class Scheduler:
             self._begun[frame.session] = frame
         for frame in frames:
             if frame.is_acting and frame.inputs is not None:
-                self._last_frame_at = now
                 context = ledger.take(frame.request_id, frame, frame.inputs.contexts[0], for_actions=True)
                 assert context is not None, "a frame with actions found no context row"
                 act += [replace(item, context_row=context.row) for item in frame.actions]

@@ -9,9 +9,9 @@ import os
 from pathlib import Path
 
 from oxygen.core.config import EngineConfig
-from oxygen.engine.engine import Engine
 from oxygen.serving import logs
 from oxygen.serving.app import build_app
+from oxygen.serving.open import open_engine
 from oxygen.serving.server import Server, listen
 from oxygen.serving.settings import MIB, ServeSettings
 
@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
     logs.set_up(args.log_format, args.log_level)
     settings = settings_from(args)
     listener = listen(settings)  # a port that is taken is found out before the weights are read
-    engine = Engine.from_pretrained(
+    engine = open_engine(
         args.folder,
         device=args.device,
         dtype=args.dtype,

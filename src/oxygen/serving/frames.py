@@ -28,9 +28,20 @@ def as_map(message: Any) -> Mapping[str, Any]:
     return message
 
 
-def session_name(message: Mapping[str, Any]) -> Any:
-    """The robot's name as the message gives it, or None."""
-    return next((message[key] for key in NAMES if message.get(key) is not None), None)
+def session_name(message: Mapping[str, Any]) -> str | None:
+    """The robot's name as the message gives it, or None. Raises InvalidInput for what is no name."""
+    name = next((message[key] for key in NAMES if message.get(key) is not None), None)
+    if name is not None and not isinstance(name, str):
+        raise InvalidInput("session", "the robot's name as text", type(name).__name__)
+    return name
+
+
+def wants_reset(message: Mapping[str, Any]) -> bool:
+    """Whether `endpoint` asks for the end of an episode. Raises InvalidInput for an endpoint that does not exist."""
+    endpoint = message.get("endpoint", "infer")
+    if not isinstance(endpoint, str) or endpoint not in ("infer", "reset"):
+        raise InvalidInput("endpoint", "infer or reset", repr(endpoint)[:80])
+    return endpoint == "reset"
 
 
 def has_options(message: Mapping[str, Any]) -> bool:

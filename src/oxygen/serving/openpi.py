@@ -24,7 +24,7 @@ from oxygen.core.errors import InvalidInput
 from oxygen.core.tasks import ActionResult
 from oxygen.serving import metadata, wire
 from oxygen.serving.feed import Subscription
-from oxygen.serving.frames import as_map, has_options, read_frame, session_name
+from oxygen.serving.frames import as_map, has_options, read_frame, session_name, wants_reset
 from oxygen.serving.gateway import Flight, Frame, Gateway
 from oxygen.serving.link import INTERNAL_ERROR, TRY_AGAIN_LATER, Link, LinkClosed
 from oxygen.serving.problems import Problem, describe
@@ -100,7 +100,7 @@ class OpenpiDoor:
         session = self._session
         if session is None or (name is not None and name != session.name):
             session = await self._enter(name)
-        if message.get("endpoint") == "reset":
+        if wants_reset(message):
             await self._gateway.reset(session)
             return "reset successful" if self._is_vllm_omni else self._pack({"reset": True})
         return self._pack(await self._infer(session, message, started))

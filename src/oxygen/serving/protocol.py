@@ -10,20 +10,22 @@ from __future__ import annotations
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
-_PATIENCE_S = 3.0
+_SILENCE_S = 0.5
+_PATIENCE_S = 10.0
 _FLUSH_S = 1.0
 
 
 class PoliteProtocol(WebSocketsSansIOProtocol):
-    """Discards what comes after a protocol error until the peer closes, or for three seconds; never waits for
-    flushing.
-    """
+    """Discards what comes after a protocol error until the peer is silent; never waits for flushing."""
 
     is_discarding = False
 
     def data_received(self, data: bytes) -> None:
         if not self.is_discarding:
             super().data_received(data)
+        elif self.close_timer is not None and self.loop.time() < self._give_up_at:
+            self.close_timer.cancel()
+            self.close_timer = self.loop.call_later(_SILENCE_S, self.transport.close)
 
     def handle_parser_exception(self) -> None:
         close = self.conn.close_sent
@@ -37,7 +39,8 @@ class PoliteProtocol(WebSocketsSansIOProtocol):
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
-        self.close_timer = self.loop.call_later(_PATIENCE_S, self.transport.close)
+        self._give_up_at = self.loop.time() + _PATIENCE_S
+        self.close_timer = self.loop.call_later(_SILENCE_S, self.transport.close)
 
     async def run_asgi(self) -> None:
         await super().run_asgi()

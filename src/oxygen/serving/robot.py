@@ -88,6 +88,8 @@ class RobotDoor:
             message = as_map(await self._gateway.in_thread(wire.unpackb, data, self._limits))
             seq = _sequence(message)
             kind = message.get("type")
+            if not isinstance(kind, str):
+                raise InvalidInput("type", "observation, ask, reset or cancel", type(kind).__name__)
             if kind == "observation":
                 await self._observation(session, message, seq)
             elif kind == "ask":

@@ -61,6 +61,8 @@ class Intake:
 
     def question(self, session: str, task: TextTask, frame: Request | None, now: float) -> Request:
         """Encode a late question on a session's newest frame, if there is one; raises InvalidInput."""
+        if task.kind not in self._processor.kinds:
+            raise InvalidInput("kind", f"one of {list(self._processor.kinds)}", repr(task.kind))
         request = Request(next(self._ids), session, now)
         self._add_text(request, task, ())
         self.put_on(frame, request)
@@ -86,9 +88,12 @@ class Intake:
 
     def ticket(self, request: Request) -> Ticket:
         chunks = {item.expert: request.chunks[item.task_id] for item in request.actions}
-        is_frame, cancel = request.inputs is not None, partial(self._cancel, request.request_id, None)
-        frame_id, captured_at = (request.frame_id, request.captured_at) if is_frame else (None, None)
-        return Ticket(request.session, captured_at, chunks, [t.handle for t in request.texts], frame_id, cancel)
+        handles, cancel = [t.handle for t in request.texts], partial(self._cancel, request.request_id, None)
+        if request.inputs is None:
+            return Ticket(request.session, None, chunks, handles, None, cancel)
+        for handle in handles:
+            handle.frame_id = request.frame_id
+        return Ticket(request.session, request.captured_at, chunks, handles, request.frame_id, cancel)
 
     def _add_text(self, request: Request, task: TextTask, tail_ids: tuple[int, ...]) -> None:
         task_id = next(self._ids)

@@ -36,8 +36,10 @@ def run(args: argparse.Namespace) -> int:
     train(args.work, recipe, out)
     if args.no_eval or args.smoke:
         return 0
+    from oxygen.training.films import film_into
     from oxygen.training.results import evaluate_into
 
+    film_into(args.work / "episodes.npz", out)
     evaluate_into(args.work, out)
     train(args.work, recipe, out)  # everything is done: this writes the card again, with the results
     return 0

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from oxygen.checkpoint.folder import Checkpoint
 from oxygen.checkpoint.headers import TensorInfo
 from oxygen.checkpoint.headers import names as listed
@@ -17,7 +19,7 @@ from oxygen.core.errors import CheckpointError
 from oxygen.models.pi05.accounting import Account, account_for, trunk_tensors
 from oxygen.models.pi05.names import EXPERT, PALIGEMMA, TABLE, TRUNK
 from oxygen.models.pi05.opening import Pi05Folder, read_pi05
-from oxygen.models.pi05.orbax import account_for_tree
+from oxygen.models.pi05.orbax import account_for_tree, read_placements
 from oxygen.models.pi05.spec import Pi05Spec
 from oxygen.processing.assembly import describe_normalization, normalizers_of, robot_of
 from oxygen.processing.prompts import TemplateSet
@@ -46,7 +48,7 @@ def report_pi05(checkpoint: Checkpoint, look: Look) -> dict[str, Any]:
         "family": checkpoint.family,
         "format": checkpoint.format,
         "statistics": {"available": [_statistics(found) for found in checkpoint.statistics], "chosen": None},
-        "tokenizer": checkpoint.tokenizer.name if checkpoint.tokenizer else None,
+        "tokenizer": {"file": checkpoint.tokenizer.name} if checkpoint.tokenizer else None,
     }
     if checkpoint.tokenizer is None:
         warnings.append("no tokenizer in the folder: running it needs one (copy it there)")
@@ -56,12 +58,23 @@ def report_pi05(checkpoint: Checkpoint, look: Look) -> dict[str, Any]:
         opened = read_pi05(checkpoint, robot=look.robot, asset_id=look.asset_id, overrides=look.overrides)
     except CheckpointError as error:
         problems.append(str(error))
+        if balanced := _balanced_anyway(checkpoint, look):
+            report["tensors"] = _tensors(balanced, look, problems)
     else:
         warnings += opened.sizes.warnings
         report |= _sizes(opened.spec)
         report["tensors"] = _tensors(opened, look, problems)
         report |= _processing(opened, warnings, problems)
     return report | {"warnings": warnings, "problems": problems}
+
+
+def _balanced_anyway(checkpoint: Checkpoint, look: Look) -> Pi05Folder | None:
+    """The folder with stand-ins for what no tensor shows: no shape depends on them, so the tensors can be balanced."""
+    stand_ins = {"vision": {"num_heads": 1}, "horizon": 1} | dict(look.overrides or {})
+    try:
+        return read_pi05(checkpoint, overrides=stand_ins)
+    except CheckpointError:
+        return None
 
 
 def _refusal(action: Any) -> str:
@@ -100,6 +113,8 @@ def _tensors(opened: Pi05Folder, look: Look, problems: list[str]) -> dict[str, A
     if checkpoint.tensors is None:
         balance = account_for_tree(checkpoint.tree or (), opened.spec)
         problems += [f"{opened.where}: {problem}" for problem in balance.problems()]
+        if look.with_values and not balance.problems():
+            problems += _tree_values(opened)
         lora = sorted(path for pair in balance.lora.values() for path in pair)
         return {
             "leaves": len(checkpoint.tree or ()),
@@ -138,6 +153,19 @@ def _tensors(opened: Pi05Folder, look: Look, problems: list[str]) -> dict[str, A
         report["not_finite"] = broken
         report["trunk_fingerprint"] = fingerprint(trunk_tensors(account, index.tensors))
     return report
+
+
+def _tree_values(opened: Pi05Folder) -> list[str]:
+    """Read every leaf of a JAX tree, one at a time: shapes, LoRA and numbers."""
+    try:
+        broken = [
+            place.source
+            for place, array in read_placements(opened.checkpoint, opened.spec)
+            if not np.isfinite(array).all()
+        ]
+    except CheckpointError as error:
+        return [str(error)]
+    return [f"{opened.where}: weights that are NaN or infinite: {listed(broken)}"] if broken else []
 
 
 def _bytes_by_part(account: Account, tensors: Mapping[str, TensorInfo]) -> dict[str, int]:
@@ -190,6 +218,9 @@ def _processing(opened: Pi05Folder, warnings: list[str], problems: list[str]) ->
         if statistics:
             normalizers = normalizers_of(config, robot, statistics)
             report["normalization"] = describe_normalization(config, normalizers, statistics)
+            if checkpoint.tokenizer:
+                vocab_size = opened.processor().tokenizer.vocab_size
+                report["tokenizer"] = {"file": checkpoint.tokenizer.name, "vocab_size": vocab_size}
     except CheckpointError as error:
         problems.append(f"{opened.where}: {error}")
     if checkpoint.pipeline or declared:

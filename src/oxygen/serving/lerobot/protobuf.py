@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from oxygen.core.errors import InvalidInput
+
 UNKNOWN, BEGIN, MIDDLE, END = range(4)
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-
-
-def empty(_: object = None) -> bytes:
-    return b""
 
 
 def write_data(data: bytes, field: int = 1) -> bytes:
@@ -23,7 +21,7 @@ def write_data(data: bytes, field: int = 1) -> bytes:
 
 
 def read_data(message: bytes, field: int = 1) -> bytes:
-    """The bytes field of a message; empty when it is absent. Raises ValueError for what is no message."""
+    """The bytes field of a message; empty when it is absent. Raises InvalidInput for what is no message."""
     return next((value for number, value in reversed(list(_fields(message))) if number == field), b"")  # type: ignore
 
 
@@ -57,9 +55,9 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
         elif kind in (_FIXED64, _FIXED32):
             size = 8 if kind == _FIXED64 else 4
         else:
-            raise ValueError(f"unknown wire type {kind}")
+            raise InvalidInput("message", "a protobuf message", f"wire type {kind}")
         if at + size > len(message):
-            raise ValueError("the message ends within a field")
+            raise InvalidInput("message", "a protobuf message", "one that ends within a field")
         if kind == _BYTES:
             yield number, message[at : at + size]
         at += size
@@ -78,10 +76,10 @@ def _read_varint(message: bytes, at: int) -> tuple[int, int]:
     value = 0
     for shift in range(0, 70, 7):
         if at >= len(message):
-            raise ValueError("the message ends within a number")
+            raise InvalidInput("message", "a protobuf message", "one that ends within a number")
         byte = message[at]
         at += 1
         value |= (byte & 127) << shift
         if byte < 128:
             return value, at
-    raise ValueError("a number is longer than ten bytes")
+    raise InvalidInput("message", "a protobuf message", "a number of more than ten bytes")

@@ -57,12 +57,10 @@ class LeRobotService:
         options = [("grpc.max_receive_message_length", _MAX_MESSAGE), ("grpc.so_reuseport", 0)]
         self._server = grpc.aio.server(options=options, maximum_concurrent_rpcs=self._gateway.settings.max_connections)
         handlers = {
-            "Ready": self._unary(self._ready, protobuf.empty),
-            "SendPolicyInstructions": self._unary(self._instructions, protobuf.read_data),
-            "SendObservations": grpc.stream_unary_rpc_method_handler(
-                self._told(self._observations), protobuf.read_observation, bytes
-            ),
-            "GetActions": self._unary(self._actions, protobuf.empty),
+            "Ready": self._unary(self._ready),
+            "SendPolicyInstructions": self._unary(self._instructions),
+            "SendObservations": grpc.stream_unary_rpc_method_handler(self._told(self._observations), bytes, bytes),
+            "GetActions": self._unary(self._actions),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
         bound: int = self._server.add_insecure_port(f"{host}:{port}")
@@ -76,8 +74,8 @@ class LeRobotService:
         if self._server is not None:
             await self._server.stop(grace=1.0)
 
-    def _unary(self, call: Callable[..., Any], read: Callable[[bytes], Any]) -> grpc.RpcMethodHandler:
-        return grpc.unary_unary_rpc_method_handler(self._told(call), read, bytes)
+    def _unary(self, call: Callable[..., Any]) -> grpc.RpcMethodHandler:
+        return grpc.unary_unary_rpc_method_handler(self._told(call), bytes, bytes)
 
     def _told(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Check the key; turn every error into a status with a reason."""
@@ -114,12 +112,13 @@ class LeRobotService:
         await self._gateway.reset(peer.session)
         return b""
 
-    async def _instructions(self, data: bytes, context: grpc.aio.ServicerContext) -> bytes:
+    async def _instructions(self, message: bytes, context: grpc.aio.ServicerContext) -> bytes:
         peer = self._peer(context)
+        data = protobuf.read_data(message)
         peer.configure(await self._gateway.in_thread(pickles.load, data, "RemotePolicyConfig"))
         return b""
 
-    async def _observations(self, parts: AsyncIterator[tuple[int, bytes]], context: grpc.aio.ServicerContext) -> bytes:
+    async def _observations(self, parts: AsyncIterator[bytes], context: grpc.aio.ServicerContext) -> bytes:
         peer = self._peer(context)
         data = await self._gathered(parts)
         timed = timed_observation(await self._gateway.in_thread(pickles.load, data, "TimedObservation"))
@@ -129,9 +128,10 @@ class LeRobotService:
             context.set_trailing_metadata((("oxygen-skipped", skipped),))
         return b""
 
-    async def _gathered(self, parts: AsyncIterator[tuple[int, bytes]]) -> bytes:
+    async def _gathered(self, parts: AsyncIterator[bytes]) -> bytes:
         limit, data = self._gateway.settings.max_frame_bytes, bytearray()
-        async for state, part in parts:
+        async for message in parts:
+            state, part = protobuf.read_observation(message)
             if state == protobuf.BEGIN:
                 data.clear()
             data += part

@@ -71,16 +71,24 @@ export function drawSteps(canvas, steps) {
   const slot = Math.max(4, Math.min(14, plotWidth / Math.max(1, steps.length)));
   const shown = steps.slice(-Math.floor(plotWidth / slot));
   const total = (step) => STAGES.reduce((sum, [, , read]) => sum + read(step.ms), 0);
-  const top = niceTop(Math.max(1e-3, ...shown.map(total)));
+  // One slow step must not flatten all others: the axis fits nearly all of them, and what passes it is marked.
+  const totals = shown.map(total), sorted = [...totals].sort((a, b) => a - b);
+  const usual = sorted[Math.floor(0.96 * (sorted.length - 1))] || 0;
+  const top = niceTop(Math.max(1e-3, Math.min(sorted[sorted.length - 1] || 0, 1.5 * usual)));
   drawAxis(pen, left, plotWidth, plotHeight, top);
   shown.forEach((step, i) => {
     let y = plotHeight + 6;
+    const x = left + i * slot;
     for (const [variable, , read] of STAGES) {
-      const h = (plotHeight * read(step.ms)) / top;
+      const h = Math.min((plotHeight * read(step.ms)) / top, y - 6);
       if (h <= 0) continue;
       pen.fillStyle = color(variable);
-      pen.fillRect(left + i * slot, y - h, slot - 1, Math.max(h - (h > 3 ? 1 : 0), 0.5));
+      pen.fillRect(x, y - h, slot - 1, Math.max(h - (h > 3 ? 1 : 0), 0.5));
       y -= h;
+    }
+    if (totals[i] > top) {
+      pen.fillStyle = color("ink");
+      pen.fillRect(x, 2, slot - 1, 3);
     }
   });
   pen.fillStyle = color("soft");

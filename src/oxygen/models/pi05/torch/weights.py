@@ -114,13 +114,10 @@ def save_pi05(
 
 def _parts(model: Pi05) -> dict[str, Tensor]:
     """Every stored tensor as a view of the model's parameters."""
+    if model.is_prepared:  # rows are in another order then, or packed away
+        raise CheckpointError("the model is laid out for inference; save it before prepare_for_inference()")
     parameters = dict(model.named_parameters())
-    tensors = {}
-    for place in placements(model.spec):
-        if place.parameter not in parameters:
-            raise CheckpointError(f"{place.parameter} is packed: save the model before prepare_for_inference()")
-        tensors[place.source] = _rows(parameters[place.parameter], place)
-    return tensors
+    return {place.source: _rows(parameters[place.parameter], place) for place in placements(model.spec)}
 
 
 def _rows(parameter: Tensor, place: Placement) -> Tensor:

@@ -1,0 +1,29 @@
+"""Several operating points, one after another on one runner; within a point all modes take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from oxygen.bench.command import Run
+from oxygen.bench.parallel import open_pair
+from oxygen.bench.probe import Rooms
+from oxygen.bench.stand import Point, Stand, room_for
+
+
+def sweep(run: Run, points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Measure every point; returns all rows."""
+    room = room_for(points)
+    wants_pair = any("parallel" in point.modes for point in points) and not getattr(run.args, "no_parallel", False)
+    pair = open_pair(run.setup, room["tail_len"], run.report.note) if wants_pair else None
+    rows: list[dict[str, Any]] = []
+    try:
+        rooms = Rooms(run.setup.open(**room))
+        for i, point in enumerate(points):
+            stand = Stand(run, rooms, point, pair)
+            stand.measure(f"{run.report.bench} {i + 1}/{len(points)}: N = {point.new_tokens}, S = {point.num_steps}")
+            rows += stand.rows()
+    finally:
+        if pair is not None:
+            pair.close()
+    return rows
