@@ -94,7 +94,8 @@ def pi_velocity(
 ) -> Tensor:
     if spec.projects:
         features = [
-            linear(w, f"project_layers.{i}.1", layer_norm(w, f"project_layers.{i}.0", f)) for i, f in enumerate(features)
+            linear(w, f"project_layers.{i}.1", layer_norm(w, f"project_layers.{i}.0", f))
+            for i, f in enumerate(features)
         ]
     x, time = all_tokens(w, x_t, bucket, state), time_vector(w, bucket)
     for i, keys in enumerate(features):

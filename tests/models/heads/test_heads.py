@@ -154,7 +154,15 @@ def test_released_sizes():
     )
     assert pi.num_parameters() == 538_678_305 + 94_593_024 - 1_057_792 - (1024 * 2048 + 2048 + 1024 * 26 + 26)
     gr00t = Gr00tSpec(
-        name="g", feature_width=2560, trunk_depth=36, depth=16, width=768, num_heads=12, inner_width=1024, horizon=16, action_dim=7
+        name="g",
+        feature_width=2560,
+        trunk_depth=36,
+        depth=16,
+        width=768,
+        num_heads=12,
+        inner_width=1024,
+        horizon=16,
+        action_dim=7,
     )
     assert gr00t.num_parameters() == 161_472_775
     oft = OftSpec(name="o", feature_width=2560, trunk_depth=36, width=5120, token_id=1, horizon=8, action_dim=7)

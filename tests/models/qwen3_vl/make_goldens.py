@@ -62,7 +62,12 @@ def make_model() -> Qwen3VLForConditionalGeneration:
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if name.endswith("norm.weight") or ".norm1.weight" in name or ".norm2.weight" in name or "layernorm" in name:
+            if (
+                name.endswith("norm.weight")
+                or ".norm1.weight" in name
+                or ".norm2.weight" in name
+                or "layernorm" in name
+            ):
                 parameter.uniform_(0.5, 1.5, generator=generator)
             else:
                 fan_in = parameter[0].numel() if parameter.dim() > 1 else 16

@@ -28,9 +28,7 @@ class RMSNorm(nn.Module):
     centre: 1 where the weight is stored zero-centred, as Gemma does, 0 where it is stored plainly, as Qwen does.
     """
 
-    def __init__(
-        self, width: int, eps: float, device: torch.device | str | None = None, centre: float = 1.0
-    ) -> None:
+    def __init__(self, width: int, eps: float, device: torch.device | str | None = None, centre: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, dtype=torch.float32, device=device))
         self.centre = centre

@@ -48,7 +48,9 @@ class PiSpec:
         if self.topology not in TOPOLOGIES:
             raise CheckpointError(f"head {self.name}: topology {self.topology!r}, expected {' or '.join(TOPOLOGIES)}")
         if not self.projects and self.feature_width != self.width:
-            raise CheckpointError(f"head {self.name}: without projection, features of {self.width}, not {self.feature_width}")
+            raise CheckpointError(
+                f"head {self.name}: without projection, features of {self.width}, not {self.feature_width}"
+            )
 
     def shape(self) -> ExpertShape:
         """What it declares."""

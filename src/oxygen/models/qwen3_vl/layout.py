@@ -40,7 +40,9 @@ def lay_out(token_ids: Sequence[int], grids: Sequence[tuple[int, int]], image_id
         start = at + int(left[0])
         stop = start + rows * columns
         if stop > len(ids) or not is_image[start:stop].all():
-            raise ValueError(f"picture {len(images)} of {rows} x {columns} tokens: fewer than {rows * columns} in a row")
+            raise ValueError(
+                f"picture {len(images)} of {rows} x {columns} tokens: fewer than {rows * columns} in a row"
+            )
         positions[at:start] = (position + np.arange(start - at))[:, None]
         position += start - at
         row, column = np.divmod(np.arange(rows * columns), columns)
@@ -49,6 +51,8 @@ def lay_out(token_ids: Sequence[int], grids: Sequence[tuple[int, int]], image_id
         images.append((start, stop))
         at = stop
     if is_image[at:].any():
-        raise ValueError(f"tokens of a picture at {at + int(np.flatnonzero(is_image[at:])[0])}, beyond the last picture")
+        raise ValueError(
+            f"tokens of a picture at {at + int(np.flatnonzero(is_image[at:])[0])}, beyond the last picture"
+        )
     positions[at:] = (position + np.arange(len(ids) - at))[:, None]
     return Layout(positions, position - at, max(at, 1), tuple(images))

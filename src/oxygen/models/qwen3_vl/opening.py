@@ -49,6 +49,8 @@ class Qwen3VLFolder:
     spec: Qwen3VLSpec
     prefix: str
     balance: Balance
+    robot: str | None = None
+    asset_id: str | None = None
 
     @property
     def where(self) -> str:
@@ -63,8 +65,16 @@ class Qwen3VLFolder:
         return fingerprint((place.source, tensors[name]) for place, name in placed if not place.source.startswith(own))
 
 
-def read_qwen3_vl(folder: Checkpoint | str | Path, overrides: Mapping[str, Any] | None = None) -> Qwen3VLFolder:
+def read_qwen3_vl(
+    folder: Checkpoint | str | Path,
+    *,
+    robot: str | None = None,
+    asset_id: str | None = None,
+    overrides: Mapping[str, Any] | None = None,
+) -> Qwen3VLFolder:
     """Open a folder without its weights. overrides: sizes as in Qwen3VLSpec, before those of oxygen.json.
+
+    robot and asset_id: take the place of what oxygen.json says under `processor`.
 
     Raises CheckpointError where a size is not settled; the balance is not judged here (see Balance.check).
     """
@@ -80,7 +90,7 @@ def read_qwen3_vl(folder: Checkpoint | str | Path, overrides: Mapping[str, Any] 
     placements = [*trunk_placements(spec), *(place for head in heads for place in head_placements(head))]
     unused = {start: why for head in heads for start, why in known_unused(head).items()}
     weighed = balance(index.tensors, placements, prefix, tied=(HEAD,), unused=unused)
-    return Qwen3VLFolder(checkpoint, spec, prefix, weighed)
+    return Qwen3VLFolder(checkpoint, spec, prefix, weighed, robot, asset_id)
 
 
 def _trunk(shapes: Shapes, config: Mapping[str, Any], told: Mapping[str, Any], where: str) -> Qwen3VLSpec:

@@ -208,9 +208,7 @@ _MEDIUM = Qwen3VLSpec(
     eos_ids=(32_766, 32_767),
 )
 _TINY = Qwen3VLSpec(
-    trunk=QwenSpec(
-        width=64, depth=4, mlp_width=128, num_heads=4, num_kv_heads=2, head_dim=16, rope_sections=(4, 2, 2)
-    ),
+    trunk=QwenSpec(width=64, depth=4, mlp_width=128, num_heads=4, num_kv_heads=2, head_dim=16, rope_sections=(4, 2, 2)),
     vision=QwenVisionSpec(width=48, depth=3, mlp_width=96, num_heads=3, taps=(0, 1), table_side=6),
     vocab_size=1024,
     image_id=1019,

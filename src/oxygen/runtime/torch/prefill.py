@@ -68,6 +68,11 @@ class Prefill:
         self._embedded.clear()
         self.features.clear()
 
+    def forget_rows(self, rows: Sequence[int]) -> None:
+        """Features of contexts that are gone."""
+        for key in [key for key in self.features if key[0] in rows]:
+            del self.features[key]
+
     def _check(self, item: PrefillItem) -> None:
         inputs, room = item.inputs, self._store.shape.context_len
         reason = self._model.refusal(inputs)

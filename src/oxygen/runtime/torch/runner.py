@@ -101,9 +101,7 @@ class TorchRunner:
         if not items:
             return []
         with self.timings.stage("act"):
-            return run_chunks(
-                self._experts, self.store, self._prefill.features, items, self._scratch, self._graphs
-            )
+            return run_chunks(self._experts, self.store, self._prefill.features, items, self._scratch, self._graphs)
 
     @torch.inference_mode()
     def decode(self, items: Sequence[DecodeItem], rounds: int, after_round: AfterRound) -> None:
@@ -118,6 +116,7 @@ class TorchRunner:
     @torch.inference_mode()
     def forget(self, context_rows: Sequence[int], tail_rows: Sequence[int]) -> None:
         """These rows are free. Nothing is cleared (taking a row does that) unless freed rows are to be poisoned."""
+        self._prefill.forget_rows(context_rows)
         if self._poison_freed:
             self.store.poison(context_rows, tail_rows)
 

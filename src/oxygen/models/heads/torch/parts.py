@@ -119,7 +119,9 @@ class Block(nn.Module):
         keys, values = k.split(list(lengths), dim=1), v.split(list(lengths), dim=1)
         return [(a.contiguous(), b.contiguous()) for a, b in zip(keys, values, strict=True)]
 
-    def forward(self, x: Tensor, scale: Tensor, shift: Tensor, context: Sequence[KeysValues] | None, count: int) -> Tensor:
+    def forward(
+        self, x: Tensor, scale: Tensor, shift: Tensor, context: Sequence[KeysValues] | None, count: int
+    ) -> Tensor:
         """x [B · count, width]. context: what to look at, per item; None: the item's own tokens."""
         normed = F.layer_norm(x, (self.width,), eps=BLOCK_EPS) * (1 + scale) + shift
         q = self.q(normed).view(-1, count, self.num_heads, self.width // self.num_heads).transpose(1, 2)

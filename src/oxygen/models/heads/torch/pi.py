@@ -85,7 +85,9 @@ class PiHead(nn.Module):
                 context.append(None)
                 continue
             features = joined([found.hidden[tap] for found in reading.features]).to(self.dtype)
-            context.append(block.keys_values(self.projections[i](features) if self.spec.projects else features, lengths))
+            context.append(
+                block.keys_values(self.projections[i](features) if self.spec.projects else features, lengths)
+            )
         return Prepared(self.steps(num_steps), context, self._lead(reading))
 
     def velocity(self, prepared: Prepared, x_t: Tensor, step: int) -> Tensor:

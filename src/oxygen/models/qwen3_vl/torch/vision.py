@@ -33,7 +33,9 @@ class VisionBlock(nn.Module):
         self.mlp = Mlp(spec.width, spec.mlp_width, **place)
 
     def forward(self, x: Tensor, rope: Rope, num_patches: int) -> Tensor:
-        qk, v = self.qkv(self.attention_norm(x)).view(len(x), 3 * self.num_heads, -1).tensor_split((2 * self.num_heads,), 1)
+        qk, v = (
+            self.qkv(self.attention_norm(x)).view(len(x), 3 * self.num_heads, -1).tensor_split((2 * self.num_heads,), 1)
+        )
         q, k = apply_rope(qk, rope).chunk(2, dim=1)
         heads = (t.unflatten(0, (-1, num_patches)).transpose(1, 2) for t in (q, k, v))  # [n, heads, T, head_dim]
         attended = batched_attention(*heads).transpose(1, 2).reshape(x.shape)

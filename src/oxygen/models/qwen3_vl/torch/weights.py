@@ -39,7 +39,7 @@ def load_qwen3_vl(
     differs is refused unless `is_trunk_trusted`. Raises CheckpointError naming every tensor that is missing, unknown, of
     a wrong shape or not finite.
     """
-    first = folder if isinstance(folder, Qwen3VLFolder) else read_qwen3_vl(folder, overrides)
+    first = folder if isinstance(folder, Qwen3VLFolder) else read_qwen3_vl(folder, overrides=overrides)
     others = [read_qwen3_vl(other) for other in heads_from]
     for opened in (first, *others):
         opened.balance.check(opened.where)
@@ -53,7 +53,11 @@ def load_qwen3_vl(
     parameters = dict(model.named_parameters())
     _fill(parameters, first, first.balance.placed)
     for opened in others:
-        _fill(parameters, opened, {p: n for p, n in opened.balance.placed.items() if p.source.startswith((ACTION, PROJECT))})
+        _fill(
+            parameters,
+            opened,
+            {p: n for p, n in opened.balance.placed.items() if p.source.startswith((ACTION, PROJECT))},
+        )
     log.info("%s: %d tensors, heads %s", first.where, len(first.balance.placed), [head.name for head in spec.heads])
     return model
 
