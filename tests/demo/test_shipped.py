@@ -88,6 +88,19 @@ def test_both_modes_give_the_same_actions_and_texts() -> None:
     assert kinds == {"subtask", "narration", "memory", "answer"}
 
 
+def test_the_same_over_the_network() -> None:
+    """The robot door carries noise, frames and texts: the same film gives the same chunks as the engine itself."""
+    pytest.importorskip("oxygen_client")
+    runs: list[Run] = []
+    for mode in ("oxygen", "remote"):
+        with open_door("oxygen-tiny", mode, config=EngineConfig(budget="fixed:8")) as opened:
+            arms = arms_for(("faucet-close",), (), is_live=False)
+            runs.append(run_all(opened, arms, lambda *_: None, lambda _: None, is_closed_loop=False))
+    here, there = runs
+    assert same_actions(here, there)
+    assert [s.result.text for s in here.texts] == [s.result.text for s in there.texts]
+
+
 def test_the_workload_keeps_text_alive_over_frames() -> None:
     counts = [len(wanted_texts("drawer-open")(frame)) for frame in range(12)]
     assert min(counts) == 1

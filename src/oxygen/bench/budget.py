@@ -42,12 +42,11 @@ COLUMNS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, frames=120)
-    parser.add_argument("--camera-hz", type=float, default=None, help="frames a second (default: what leaves room for 6
-    rounds)") parser.add_argument("--new-tokens", type=positive, default=30, help="tokens of a text (N)")
+    parser.add_argument("--camera-hz", type=float, default=None, help="default: what leaves room for six rounds")
+    parser.add_argument("--new-tokens", type=positive, default=30, help="tokens of a text (N)")
     parser.add_argument("--text-every", type=positive, default=2, help="a text with every so many frames")
     parser.add_argument("--max-texts", type=positive, default=16, help="texts alive at once")
-    parser.add_argument("--budgets", default=None, help="with commas (default: fixed:1,fixed:5,fixed:20, rate:CAMERA,
-    idle)")
+    parser.add_argument("--budgets", default=None, help="with commas (default: three fixed ones, rate:CAMERA, idle)")
 
 
 @dataclass(slots=True)
@@ -73,8 +72,9 @@ def run(args: argparse.Namespace) -> int:
             log = film(run, probe, budget, camera_hz, advance)
             run.report.rows.append(row_of(budget, camera_hz, log, args))
     run.report.note(
-        f"camera at {camera_hz:.2f} Hz, a text of {args.new_tokens} tokens with every {args.text_every} frames; late: actions"
-        " ready later than one camera period after capture; a frame still waiting when the next comes is replaced"
+        f"camera at {camera_hz:.2f} Hz, a text of {args.new_tokens} tokens with every {args.text_every} frames; late:"
+        " actions ready later than one camera period after capture; a frame that still waits when the next comes is"
+        " replaced"
     )
     run.report.figure("budgets", lambda figure: draw(figure, run.report.rows))
     run.report.finish(COLUMNS, f"budget: {args.model} {args.dtype}, camera at {camera_hz:.2f} Hz")

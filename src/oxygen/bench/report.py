@@ -64,7 +64,7 @@ class Report:
             **self.extra,
             "notes": self.notes,
         }
-        Console(width=None if sys.stdout.isatty() else 170).print(table(self.rows, columns, title or self.bench))
+        Console(width=None if sys.stdout.isatty() else 220).print(table(self.rows, columns, title or self.bench))
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             write_csv(self.out / f"{self.bench}.csv", self.rows)

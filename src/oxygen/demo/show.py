@@ -33,7 +33,7 @@ Arms = list[tuple[Callable[[], Body], int]]
 
 
 def arms_for(tasks: Sequence[str], seeds: Sequence[int], is_live: bool) -> Arms:
-    """What makes each episode's arm, with its layout. Recorded: the package's films of these tasks, else all of them."""
+    """What makes each episode's arm, with its layout. Recorded: the films of these tasks, else all of them."""
     if not is_live:
         films = load_films(FILMS)
         chosen = [film for film in films if film.task in tasks] or films

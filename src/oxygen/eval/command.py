@@ -16,7 +16,7 @@ from oxygen.sim.graphics import NoSimulator, require_simulator
 from oxygen.sim.tasks import TASK_NAMES
 from oxygen.sim.threads import keep_threads_quiet
 
-MODES = ("oxygen", "isolated")
+MODES = ("oxygen", "isolated", "remote")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

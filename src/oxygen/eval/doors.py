@@ -1,4 +1,4 @@
-"""Opens a checkpoint behind one of the two ways of serving it."""
+"""Opens a checkpoint behind one of the ways of serving it."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ from oxygen.models.pi05.opening import read_pi05
 from oxygen.runtime.torch.open import open_runner
 from oxygen.sim.drive import Door
 from oxygen.sim.isolated import IsolatedDoor
+from oxygen.sim.remote import RemoteDoor
 
-MODES = ("oxygen", "isolated")
+MODES = ("oxygen", "isolated", "remote")
+"""Through the engine; task after task; through the engine behind a server, over its websocket."""
 WARM_UP_S = 120.0
 
 
@@ -66,9 +68,29 @@ def open_door(
     engine.start()
     try:
         _await_ready(engine)
-        yield OpenDoor(engine, noise_shape, mode, engine)
+        if mode == "oxygen":
+            yield OpenDoor(engine, noise_shape, mode, engine)
+        else:
+            with _linked(engine) as door:
+                yield OpenDoor(door, noise_shape, mode, engine)
     finally:
         engine.close()
+
+
+@contextmanager
+def _linked(engine: Engine) -> Iterator[RemoteDoor]:
+    """A server on a free port and the light client's link to it."""
+    try:
+        from oxygen_client import RobotClient
+    except ModuleNotFoundError:
+        raise OxygenError("mode remote needs the light client: pip install packages/oxygen-client") from None
+    from oxygen.serving.server import BackgroundServer
+    from oxygen.serving.settings import ServeSettings
+
+    # Films are handed in faster than any robot moves, so that many texts are under way at once.
+    settings = ServeSettings(port=0, max_session_texts=64)
+    with BackgroundServer(engine, settings) as server, RobotClient(f"ws://{server.address}", "arm") as client:
+        yield RemoteDoor(client)
 
 
 def _await_ready(engine: Engine) -> None:
