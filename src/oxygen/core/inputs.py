@@ -22,10 +22,14 @@ class ContextInputs:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTask:
-    """Where a task reads and what it adds: index of its context, and the private tokens prefilled on top of it."""
+    """Where a task reads and what it adds: index of its context, and the private tokens prefilled on top of it.
+
+    context_len: how much of the context it reads, where a causal model lets it begin before the end (0: all of it).
+    """
 
     context: int
     tail_ids: tuple[int, ...] = ()
+    context_len: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

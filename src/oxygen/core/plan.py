@@ -76,6 +76,13 @@ class StepPlan:
     decode: tuple[DecodeItem, ...] = ()
     rounds: int = 0
 
+    def acts(self) -> list[list[ActItem]]:
+        """The chunks in one batch per expert, so that each expert's are delivered when they are ready."""
+        batches: dict[str, list[ActItem]] = {}
+        for item in self.act:
+            batches.setdefault(item.expert, []).append(item)
+        return list(batches.values())
+
 
 AfterRound = Callable[[Sequence[int]], Sequence[bool]]
 """Called between rounds with one sampled token per text still in the batch (in item order); says which of them go on."""

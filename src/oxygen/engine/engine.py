@@ -210,8 +210,9 @@ class Engine:
         laps.lap("plan")
         verbs.prefill(plan.prefill, outcome)
         laps.lap("prefill")
-        chunks = verbs.act(plan.act, outcome)
-        delivery.give_actions(chunks, outcome, laps.lap("act"))
+        for items in plan.acts():
+            delivery.give_actions(verbs.act(items, outcome), outcome, laps.lap("act"))
+            laps.lap("deliver")
         delivery.give_ends(laps.lap("deliver"))
         if not (is_paused := scheduler.is_text_paused(plan)):
             verbs.prefill(plan.prefill_text, outcome)

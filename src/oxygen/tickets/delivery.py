@@ -32,7 +32,7 @@ class Delivery:
             request = self._ledger.open[item.request_id]
             assert request.inputs is not None
             try:
-                in_units = self._processor.decode_actions(actions, request.inputs)
+                in_units = self._processor.decode_actions(actions, request.inputs, item.expert)
                 if not (np.isfinite(actions).all() and np.isfinite(in_units).all()):
                     raise ValueError("the chunk holds values that are not finite")
             except Exception as error:  # whatever a robot's conversion raises concerns this request alone
