@@ -33,8 +33,9 @@ __all__ = [
     "Sampling",
     "TextResult",
     "TextTask",
+    "load_demo_policy",
 ]
-_LAZY = {"Engine": "oxygen.engine.engine"}  # imported when first asked for
+_LAZY = {"Engine": "oxygen.engine.engine", "load_demo_policy": "oxygen.demo.policy"}  # imported when first asked for
 
 
 def __getattr__(name: str) -> Any:

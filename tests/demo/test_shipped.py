@@ -119,3 +119,18 @@ def test_the_recorded_demo_runs_and_ends_in_json(tmp_path: Path, capsys: pytest.
     assert line["same_actions"]
     assert line["same_texts"]
     assert (tmp_path / "demo.gif").stat().st_size > 10_000
+
+
+def test_the_front_door_opens_the_shipped_policy() -> None:
+    import oxygen
+
+    engine = oxygen.load_demo_policy(config=EngineConfig(budget="fixed:4"))
+    try:
+        film = load_films(FILMS)[0]
+        arm = RecordedArm(film)
+        observation = oxygen.Observation(arm.look(), arm.state.astype(np.float64), arm.task.instruction)
+        ticket = engine.submit(observation, texts=oxygen.TextTask("memory", max_new_tokens=24))
+        assert ticket.actions(30).actions.shape == (10, 4)
+        assert ticket.text("memory").result(30).text.startswith(f"the {arm.task.mechanism.noun} is ")
+    finally:
+        engine.close()

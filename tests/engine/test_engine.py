@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from itertools import pairwise
 
 import numpy as np
@@ -205,17 +207,42 @@ def test_a_fault_of_one_request_leaves_the_others_alone(make, verb):
             tickets[1].actions(0)
 
 
-def test_actions_that_are_not_finite_are_never_delivered(make):
+def test_a_question_on_a_frame_whose_prefill_faults_ends_with_it(make):
     engine = make()
-    act = engine.runner.act
+    question = engine.ask("a", TextTask("answer", max_new_tokens=3))
+    apart = engine.ask("a", TextTask("apart", max_new_tokens=3))
+    engine.submit(frame("a"))
+    other = engine.submit(frame("b"), texts=TextTask("narration", max_new_tokens=3, ignore_eos=True))
+
+    def fail_once(verb, items):
+        engine.runner.on_call = lambda verb, items: None
+        raise RequestFault(items[0].request_id, "bad picture")
+
+    engine.runner.on_call = fail_once
+    engine.step()
+    with pytest.raises(RequestFault, match="bad picture"):
+        question.text().result(0)
+    assert apart.text().result(0).finish_reason == "length"  # on a context of its own
+    assert len(other.text().result(0).token_ids) == 3
+    assert engine.stats().context_rows == 1  # what `b` holds
+
+
+@pytest.mark.parametrize("where", ["model", "model, in a dimension that the robot has not", "units"])
+def test_actions_that_are_not_finite_are_never_delivered(make, where):
+    engine = make()
+    act, decode = engine.runner.act, engine.processor.decode_actions
 
     def broken(items):
         chunks = act(items)
-        chunks[0][2, 1] = np.nan
+        if where != "units":
+            chunks[0][2, 1 if where == "model" else 3] = np.nan
         return chunks
 
-    engine.runner.act = broken
-    bad, good = engine.submit(frame("a"), texts=LONG), engine.submit(frame("b"))
+    def broken_units(actions, inputs):
+        return decode(actions, inputs) * (np.inf if where == "units" and inputs.state[0] else 1.0)
+
+    engine.runner.act, engine.processor.decode_actions = broken, broken_units
+    bad, good = engine.submit(frame("a", state=np.ones(3)), texts=LONG), engine.submit(frame("b"))
     engine.step()
     with pytest.raises(RequestFault, match="not finite"):
         bad.actions(0)
@@ -355,6 +382,39 @@ def test_frame_ids_are_the_robots_or_counted(make):
     engine = make()
     assert [engine.submit(frame(frame_id=i)).frame_id for i in (None, None, 7, None)] == [0, 1, 7, 8]
     assert engine.submit(frame("other")).frame_id == 0
+
+
+def test_a_session_is_remembered_while_it_is_idle_and_its_pictures_only_while_they_may_be_asked_about(make):
+    engine = make(keep_context_s=1.0, session_timeout_s=10.0)
+    first, second = frame(frame_id=None), frame(frame_id=None)
+    engine.submit(first)
+    engine.step()
+    engine.submit(second)
+    engine.step()
+    sessions = engine._scheduler.ledger.sessions
+    assert sessions["default"].newest.observation is second
+    gone = weakref.ref(second.images["base"]), weakref.ref(first.images["base"])
+    del first, second
+    engine.clock.advance(1.0)
+    engine.step()
+    gc.collect()
+    assert sessions["default"].newest is None and [ref() for ref in gone] == [None, None]
+    assert engine.submit(frame()).frame_id == 2
+    engine.step()
+    engine.clock.advance(11.0)
+    engine.step()
+    assert not sessions
+
+
+def test_under_a_fixed_budget_text_alone_waits_from_the_end_of_the_last_frame(make):
+    engine = make(budget="fixed:1", costs={"prefill": 3.0}, quiet_s=0.25, keep_context_s=0.0)
+    engine.submit(frame(), texts=LONG)
+    engine.step()
+    delay = engine._scheduler.delay
+    assert delay(engine.clock(), is_draining=False) == pytest.approx(0.25)
+    assert delay(engine.clock(), is_draining=True) == 0
+    engine.clock.advance(0.25)
+    assert delay(engine.clock(), is_draining=False) == 0
 
 
 def test_a_listener_that_raises_is_removed_and_harms_nobody(make, caplog):

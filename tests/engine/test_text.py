@@ -148,6 +148,15 @@ def test_rows_go_by_priority_then_to_the_session_with_fewest_then_by_age(make):
     assert first.text(1).is_done and not first.text(2).is_done
 
 
+def test_rows_that_come_free_together_are_shared_out_fairly(make):
+    engine = make(budget="fixed:1", max_texts=2, max_batch=2)
+    task = TextTask("narration", max_new_tokens=2, ignore_eos=True)
+    greedy, modest = engine.submit(frame("a"), texts=[task] * 3), engine.submit(frame("b"), texts=task)
+    engine.step()
+    engine.step()
+    assert [t.is_done for t in (*greedy.texts, modest.text())] == [True, False, False, True]
+
+
 def test_a_newer_text_of_the_kind_ends_the_older_one_of_its_session_only(make):
     engine = make(budget="fixed:1", superseded_kinds=frozenset({"subtask"}))
     tasks = [TextTask(kind, max_new_tokens=20) for kind in ("subtask", "narration")]

@@ -8,11 +8,15 @@ from typing import Any
 
 import numpy as np
 
-STRANGE: list[Any] = [
-    None, True, -1, 2**63, -(2**63), 1e308, float("nan"), float("inf"), "", "x" * 5000, "\x00", "a/b", b"", b"\xff" * 100,
-    [], {}, [[[[[[]]]]]], {"a": {"b": {}}}, np.zeros((0, 0, 3), np.uint8), np.zeros((1, 7), np.float32), np.zeros(8, np.int8),
-    np.full((4, 4), np.nan, np.float32), np.zeros((2, 3, 4, 5), np.uint8), np.array("text"), np.float32(np.nan), np.bool_(True),
-]  # fmt: skip
+NUMBERS: list[Any] = [-1, 2**63, -(2**63), 1e308, float("nan"), float("inf"), np.float32(np.nan), np.bool_(True)]
+WORDS: list[Any] = [None, True, "", "x" * 5000, "\x00", "a/b", b"", b"\xff" * 100, np.array("text")]
+SHAPES: list[Any] = [[], {}, [[[[[[]]]]]], {"a": {"b": {}}}, np.zeros((0, 0, 3), np.uint8), np.zeros(8, np.int8)]
+ARRAYS: list[Any] = [
+    np.zeros((1, 7), np.float32),
+    np.full((4, 4), np.nan, np.float32),
+    np.zeros((2, 3, 4, 5), np.uint8),
+]
+STRANGE = [*NUMBERS, *WORDS, *SHAPES, *ARRAYS]
 
 
 def messages(valid: list[Any], pack: Callable[[Any], bytes], count: int, seed: int) -> Iterator[bytes]:

@@ -155,9 +155,15 @@ def _width(image: object) -> int:
 
 def _inked(driver: object) -> int:
     """Pixels of the timeline that hold a bar's colour."""
-    script = """const c = document.getElementById('steps'), d = c.getContext('2d').getImageData(50, 0, c.width - 50, c.height - 24).data;
-    let n = 0; for (let i = 0; i < d.length; i += 4) { const hi = Math.max(d[i], d[i+1], d[i+2]), lo = Math.min(d[i], d[i+1], d[i+2]);
-    if (d[i+3] > 200 && hi - lo > 60) n++; } return n;"""
+    script = """
+    const canvas = document.getElementById('steps'), pen = canvas.getContext('2d');
+    const data = pen.getImageData(50, 0, canvas.width - 50, canvas.height - 24).data;
+    let count = 0;
+    for (let i = 0; i < data.length; i += 4) {
+        const [r, g, b, a] = data.slice(i, i + 4);
+        if (a > 200 && Math.max(r, g, b) - Math.min(r, g, b) > 60) count++;
+    }
+    return count;"""
     return int(driver.execute_script(script))
 
 

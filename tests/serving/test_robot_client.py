@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 
@@ -126,7 +127,7 @@ def test_a_dead_link_does_not_keep_the_name() -> None:
         first = quick(f"ws://127.0.0.1:{relay.port}")
         first.connect()
         first.infer(observation())
-        relay.cut()
+        relay.close()
         started = time.monotonic()
         with quick(rig.ws) as second:
             second.infer(observation())
@@ -144,6 +145,32 @@ def test_the_newest_link_takes_a_name_over_and_the_old_one_is_told() -> None:
             time.sleep(0.3)
             assert old.num_connects == 1 and new.num_connects == 1
             assert new.infer(observation()).actions.shape == (HORIZON, 7)
+
+
+def test_a_takeover_during_a_slow_call_is_greeted_at_once_and_starts_clean() -> None:
+    with serve() as rig, quick(rig.ws) as old:
+        old.infer(observation(0), frame_id=10)
+        rig.runner.gate.clear()
+
+        def infer() -> None:
+            with contextlib.suppress(TakenOver):
+                old.infer(observation(), frame_id=11)
+
+        slow = threading.Thread(target=infer)
+        slow.start()
+        rig.until(lambda: rig.gateway.in_flight == 1)
+        started = time.monotonic()
+        with quick(rig.ws) as new:
+            assert time.monotonic() - started < 2
+            first: list[object] = []
+            frame = threading.Thread(target=lambda: first.append(new.infer(observation(1), frame_id=0, timeout=20)))
+            frame.start()
+            time.sleep(0.1)
+            assert not first
+            rig.runner.gate.set()
+            frame.join(20)
+            slow.join(20)
+            assert first and first[0].frame_id == 0
 
 
 def test_client_killed_in_mid_frame_and_in_mid_text_frees_everything() -> None:

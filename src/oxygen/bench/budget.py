@@ -39,6 +39,9 @@ COLUMNS = (
     ("answer_age_s", "age s"),
 )
 
+WARM_UP = 10
+"""Frames before those that count."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, frames=120)
@@ -102,15 +105,15 @@ def film(run: Run, probe: Probe, budget: str, camera_hz: float, advance: Any) ->
     engine = Engine(probe, BenchProcessor(run.setup.frames()), config)
     engine.subscribe(log.records.append)
     engine.start()
-    period, task, warm_up = 1.0 / camera_hz, ActionTask(num_steps=args.num_steps, seed=0), 10
+    period, task = 1.0 / camera_hz, ActionTask(num_steps=args.num_steps, seed=0)
     started = time.monotonic()
-    for i in range(warm_up + args.frames):
+    for i in range(WARM_UP + args.frames):
         time.sleep(max(0.0, started + i * period - time.monotonic()))
         text = TextTask("narration", max_new_tokens=args.new_tokens, ignore_eos=True)
         engine.submit(Observation(images={}), task, text if i % args.text_every == 0 else ())
-        if i == warm_up:
+        if i == WARM_UP:
             log.records.clear()
-        if i >= warm_up:
+        if i >= WARM_UP:
             advance(1)
     time.sleep(period)
     log.refused = engine.stats().counts.get("refused", 0)
@@ -122,7 +125,7 @@ def film(run: Run, probe: Probe, budget: str, camera_hz: float, advance: Any) ->
 
 def row_of(budget: str, camera_hz: float, log: Log, args: argparse.Namespace) -> dict[str, Any]:
     records = log.records
-    actions = [a for r in records for a in r.actions]
+    actions = [a for r in records for a in r.actions if a.frame_id >= WARM_UP]
     texts = [t for r in records for t in r.results if t.finish_reason == "length"]
     seconds = args.frames / camera_hz
     ready_ms = [1e3 * a.ready_s for a in actions]

@@ -74,7 +74,7 @@ class Load:
 
 def _busy_s() -> float:
     times = psutil.cpu_times()
-    return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
+    return float(sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0))
 
 
 def _own_s() -> float:

@@ -32,9 +32,11 @@ _observed = Observation(images={})
 
 @dataclass(slots=True)
 class FrameSample:
-    """One frame, measured. ready_s: from the frame's arrival to its actions. parts: management by
-    part (OxyGen). ttft_s and age: of texts that began or
-    ended."""
+    """One frame, measured.
+
+    ready_s: from the frame's arrival to its actions. live: texts alive. parts: management by part (OxyGen). ttft_s and
+    age: of texts that ended in this frame.
+    """
 
     frame_s: float = 0.0
     ready_s: float = 0.0
@@ -53,8 +55,11 @@ class FrameSample:
 class Mode(Protocol):
     """name as in the rows of a report. k: rounds a frame, None where it means nothing."""
 
-    name: str
-    k: int | None
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def k(self) -> int | None: ...
 
     def frame(self, lengths: Sequence[int]) -> FrameSample:
         """Do one frame with one new text per length."""
@@ -242,3 +247,5 @@ class Oxygen:
         stats = self.engine.stats()
         if stats.context_rows or stats.tail_rows:
             raise RuntimeError(f"{stats.context_rows} context and {stats.tail_rows} tail rows are not free at the end")
+        limits = self._probe.limits
+        self._probe.forget(range(limits.max_contexts), range(limits.max_texts))

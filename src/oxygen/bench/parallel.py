@@ -62,12 +62,13 @@ class Pair:
         for role, job in jobs.items():
             self.links[role].send(job)
         done: dict[str, float] = {}
-        waiting = {self.links[role]: role for role in jobs}
+        waiting = {role: self.links[role] for role in jobs}
         while waiting:
-            for link in wait(list(waiting)):
-                role = waiting.pop(link)  # type: ignore[arg-type]
+            ready = wait(list(waiting.values()))
+            for role in [role for role, link in waiting.items() if link in ready]:
                 self._receive(role)
                 done[role] = time.perf_counter() - started
+                del waiting[role]
         return done
 
     def peak_bytes(self) -> int:

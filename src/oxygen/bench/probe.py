@@ -32,8 +32,8 @@ class VerbTimes:
 class Probe:
     """The rows [first_context, + max_contexts) and [first_text, + max_texts) of a runner, as a runner of its own.
 
-    `times` collects until `take`. contexts_read: (row of the whole runner, length) that the last decode call read. The
-    two or three microseconds that moving an item costs count as the runner's.
+    `times` collects until `take`. contexts_live: (row of the whole runner, length) that texts of the last decode call
+    go on reading. The two or three microseconds that moving an item costs count as the runner's.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Probe:
         self.first_context, self.first_text = first_context, first_text
         self.limits: RunnerLimits = replace(runner.limits, max_contexts=max_contexts, max_texts=max_texts)
         self.times = VerbTimes()
-        self.contexts_read: list[tuple[int, int]] = []
+        self.contexts_live: list[tuple[int, int]] = []
 
     def take(self) -> VerbTimes:
         """Return what was collected since the last call."""
@@ -86,7 +86,7 @@ class Probe:
         ]
         self._runner.decode(moved, rounds, counted)
         times.decode_s += clock() - started
-        self.contexts_read = [(i.context_row, i.context_len) for i in moved]
+        self.contexts_live = [(i.context_row, i.context_len) for i in moved if i.max_tokens > rounds]
 
     def forget(self, context_rows: Sequence[int], tail_rows: Sequence[int]) -> None:
         self._runner.forget([r + self.first_context for r in context_rows], [r + self.first_text for r in tail_rows])

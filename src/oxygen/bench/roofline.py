@@ -37,9 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     run = begin("roofline", args, new_tokens=args.new_tokens, batches=args.batches)
     biggest = max(args.batches)
-    runner = run.setup.open(max_contexts=biggest + 1, max_texts=biggest, tail_len=args.new_tokens + CALL_ROUNDS)
-    meter = StageMeter(runner, run.setup.frames(), context_row=biggest, first_tail=0, new_tokens=args.new_tokens)
-    meter.fill(biggest, 0)
+    runner = run.setup.open(max_contexts=biggest, max_texts=biggest, tail_len=args.new_tokens + CALL_ROUNDS)
+    meter = StageMeter(runner, run.setup.frames(), context_row=biggest - 1, first_tail=0, new_tokens=args.new_tokens)
+    meter.fill(biggest - 1, 0)
     wanted = [(batch, CALL_ROUNDS) for batch in args.batches]
     from oxygen.bench.torch.ceilings import measure_ceilings
 

@@ -30,7 +30,8 @@ class StageTimes:
 class StageMeter:
     """Measures stages on rows of its own: one context row to write, and tail rows from `first_tail` on.
 
-    Decoding reads the contexts of `borrow` (row, length): other modes' live contexts, which it leaves as they are.
+    Decoding reads its own context, and those of `borrow` (row, length): other modes' live ones, which it leaves as they
+    are. Where these are fewer than texts decode together, some share one.
     """
 
     def __init__(
@@ -67,10 +68,11 @@ class StageMeter:
             self._timings.synchronize = True
         try:
             context_len = self._prefill()
+            contexts = [*self.contexts, (self._row, context_len)]
             for steps in num_steps:
                 self.times.act_ms.setdefault(steps, []).append(self._act(context_len, steps))
             for batch, count in rounds:
-                self.times.round_ms.setdefault((batch, count), []).append(self._rounds(batch, count))
+                self.times.round_ms.setdefault((batch, count), []).append(self._rounds(contexts, batch, count))
         finally:
             if self._timings is not None:
                 self._timings.synchronize = False
@@ -89,13 +91,12 @@ class StageMeter:
         item = ActItem(0, 0, self._row, context_len, "action", num_steps, self._noise)
         return self._timed(lambda: self._runner.act([item]))
 
-    def _rounds(self, batch: int, count: int) -> float:
+    def _rounds(self, contexts: Sequence[tuple[int, int]], batch: int, count: int) -> float:
         """Milliseconds of one round of `batch` texts of all ages, `count` rounds in one call."""
         items = []
         for i in range(batch):
-            row, length = self.contexts[i % len(self.contexts)]
-            oldest = max(1, self._new_tokens - count)
-            computed = min(oldest, 1 + i * self._new_tokens // batch)
+            row, length = contexts[i % len(contexts)]
+            computed = min(self._new_tokens - count, i * self._new_tokens // batch)
             items.append(DecodeItem(i, i, row, length, self._tail + i, computed, (7,), computed + 1, count, Sampling()))
         left = count
 

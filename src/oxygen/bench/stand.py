@@ -95,8 +95,8 @@ class Stand:
                 # Two processes that both use all cores mostly wait for each other: a few frames show it well enough.
                 count = self.num_few if threads == options[0] else 3
                 label = f"threads of each process: {threads}" if threads else ""
-                mode = Parallel(self.pair, point.num_steps, threads)
-                lane = steady_lane(mode, point.new_tokens, count, label=label)
+                pair_mode = Parallel(self.pair, point.num_steps, threads)
+                lane = steady_lane(pair_mode, point.new_tokens, count, label=label)
                 lane.warm_up = 1
                 self.lanes.append(lane)
 
@@ -130,7 +130,7 @@ class Stand:
         def between(turn: int) -> None:
             if meter is None:
                 return
-            meter.borrow(self.probes[min(point.rounds)].contexts_read)
+            meter.borrow(self.probes[min(point.rounds)].contexts_live)
             if turn == 0:
                 meter.measure([point.num_steps], wanted)
                 meter.times = StageTimes()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
 import time
 import webbrowser
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -20,10 +22,11 @@ from oxygen.demo.measure import Run, run_all, same_actions, same_texts
 from oxygen.demo.pictures import Filmstrip, plot
 from oxygen.demo.view import View
 from oxygen.demo.workload import wanted_texts
-from oxygen.eval.doors import open_door
+from oxygen.eval.doors import OpenDoor, open_door
 from oxygen.sim.arm import Arm
-from oxygen.sim.drive import Body, Look, run_episode
+from oxygen.sim.drive import Body, Door, Look, run_episode
 from oxygen.sim.recorded import RecordedArm, load_films
+from oxygen.sim.remote import RemoteDoor
 from oxygen.sim.tasks import DEMO_SEEDS
 
 FILMS = ASSETS / "oxygen-demo" / "episodes.npz"
@@ -125,14 +128,27 @@ def serve(args: argparse.Namespace, console: Console, is_live: bool) -> int:
             if console.is_terminal:
                 webbrowser.open(address)
             try:
-                for make_arm, seed in itertools.cycle(arms):
-                    _work(make_arm(), seed, opened.door, opened.noise_shape)
+                with _robot_door(opened, server.address) as door:
+                    for make_arm, seed in itertools.cycle(arms):
+                        _work(make_arm(), seed, door, opened.noise_shape)
             except KeyboardInterrupt:
                 console.print("stopping")
     return 0
 
 
-def _work(arm: Body, seed: int, door: Any, noise_shape: tuple[int, int]) -> None:
+@contextmanager
+def _robot_door(opened: OpenDoor, address: str) -> Iterator[Door]:
+    """The websocket, where the light client is installed, so that the page sees a robot; else the engine itself."""
+    if importlib.util.find_spec("oxygen_client") is None:
+        yield opened.door
+        return
+    from oxygen_client import RobotClient
+
+    with RobotClient(f"ws://{address}", "arm") as client:
+        yield RemoteDoor(client)
+
+
+def _work(arm: Body, seed: int, door: Door, noise_shape: tuple[int, int]) -> None:
     """One episode at a rate that a person can follow."""
 
     def pace(_: Look) -> None:

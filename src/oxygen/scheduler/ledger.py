@@ -159,8 +159,7 @@ class Ledger:
         return bool(idle)
 
     def _drop_oldest(self) -> bool:
-        texts = [t for t in self.unfinished() if t.context not in self.fresh]
-        oldest = min(texts, key=lambda t: t.task_id).context if texts else None
+        oldest = min(self.unfinished(), key=lambda t: t.task_id).context if self.unfinished() else None
         if oldest is not None:
             self.end_context(oldest, "dropped", detail="a newer frame needed its context row")
         return oldest is not None

@@ -219,10 +219,8 @@ class Scheduler:
     def _reset(self, name: str, done: Callable[[], None], now: float) -> None:
         for request in [r for r in self.ledger.open.values() if r.session == name]:
             self.ledger.end_request(request, "cancelled", detail="the session was reset")
-        self._frames.pop(name, None)
         if (session := self.ledger.sessions.get(name)) is not None:
             self.ledger.drop_hold(session)
-            session.num_frames = 0
         self.ledger.done_resets.append(done)
 
     # Steps of plan

@@ -93,12 +93,15 @@ class Gateway:
 
     # Sessions
 
-    async def open_session(self, name: str | None, door: str, owner: Owner) -> Session:
-        """Claim a session for a link. What an earlier link of the same name left behind is gone before this returns."""
+    def open_session(self, name: str | None, door: str, owner: Owner) -> Session:
+        """Claim a session for a link, at once; what an earlier link of that name left is gone before its first
+        frame.
+        """
         session, was_known = self.sessions.claim(name, door, owner)
         self.metrics.connections.add(door)
         if was_known:
-            await self.reset(session)
+            session.clear()
+            session.resetting = asyncio.ensure_future(self.reset(session))
         self.feed.publish(
             session.name, {"type": "session", "session": session.name, "status": "connected", "door": door}
         )
@@ -117,7 +120,20 @@ class Gateway:
 
     # Frames
 
-    def submit(self, session: Session, read: Callable[[], Frame], door: str) -> Flight:
+    async def take(self, session: Session, read: Callable[[], Frame], door: str) -> Flight:
+        """Submit one frame and follow its texts. `read` runs in a worker thread. Raises OxygenError."""
+        await self._settle(session)
+        return self._launch(await self.in_thread(self._submit, session, read, door))
+
+    async def _settle(self, session: Session) -> None:
+        """Wait for a reset that a takeover began."""
+        if session.resetting is not None:
+            resetting = session.resetting
+            await asyncio.shield(resetting)
+            if session.resetting is resetting:
+                session.resetting = None
+
+    def _submit(self, session: Session, read: Callable[[], Frame], door: str) -> Flight:
         """Read, check and submit one frame. In a worker thread, one frame of a session at a time. Raises
         OxygenError.
         """
@@ -136,8 +152,8 @@ class Gateway:
         self.metrics.submit.observe(1000 * (time.perf_counter() - started))
         return Flight(session, observation, ticket, door, started, (), warnings, refused)
 
-    def launch(self, flight: Flight) -> Flight:
-        """On the event loop, right after `submit`: take note of the frame and follow its texts."""
+    def _launch(self, flight: Flight) -> Flight:
+        """On the event loop, right after `_submit`: take note of the frame and follow its texts."""
         session, now = flight.session, time.monotonic()
         session.observation, session.frame_id = flight.observation, flight.frame_id
         session.num_frames += 1
@@ -183,6 +199,7 @@ class Gateway:
         if self.is_draining:
             raise Refused("stopping", "the server is stopping and takes no new work", retry_after_s=5.0)
         self._check_engine()
+        await self._settle(session)
         if len(session.live_texts) >= self.settings.max_session_texts:
             raise self._too_many_texts(session)
 

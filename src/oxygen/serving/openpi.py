@@ -59,7 +59,7 @@ class OpenpiDoor:
         try:
             if not await self._until_warm():
                 return
-            session = await self._enter(self._name)
+            session = self._enter(self._name)
             await self._link.send(self._pack(metadata.greeting(self._gateway, session.name)))
             while True:
                 await self._answer(await self._link.receive())
@@ -99,7 +99,7 @@ class OpenpiDoor:
         self._has_text_keys = wire.uses_text_keys(data[:4096])
         session = self._session
         if session is None or (name is not None and name != session.name):
-            session = await self._enter(name)
+            session = self._enter(name)
         if wants_reset(message):
             await self._gateway.reset(session)
             return "reset successful" if self._is_vllm_omni else self._pack({"reset": True})
@@ -112,8 +112,7 @@ class OpenpiDoor:
         def read() -> Frame:
             return read_frame(message, message, robot, max_chars)
 
-        flight = await gateway.in_thread(gateway.submit, session, read, "openpi")
-        self._flight = gateway.launch(flight)
+        self._flight = flight = await gateway.take(session, read, "openpi")
         result = await gateway.actions(flight)
         return result.actions if self._is_vllm_omni else self._reply(message, flight, result, started)
 
@@ -136,9 +135,9 @@ class OpenpiDoor:
             reply["warnings"] = [{"code": code, "message": text} for code, text in flight.warnings]
         return reply
 
-    async def _enter(self, name: Any) -> Session:
+    def _enter(self, name: Any) -> Session:
         self._leave()
-        session = await self._gateway.open_session(name, "openpi", self._link)
+        session = self._gateway.open_session(name, "openpi", self._link)
         self._session, self._texts = session, self._gateway.feed.subscribe(session.name)
         return session
 

@@ -52,7 +52,7 @@ class RobotDoor:
     async def _serve(self) -> None:
         gateway, session = self._gateway, None
         try:
-            session = await gateway.open_session(self._name, "robot", self._link)
+            session = gateway.open_session(self._name, "robot", self._link)
             await self._send(metadata.greeting(gateway, session.name))
             with gateway.feed.subscribe(session.name) as events:
                 writer = asyncio.ensure_future(self._pass_on(events))
@@ -119,7 +119,7 @@ class RobotDoor:
                 raise InvalidInput("observation", "a map", type(observation).__name__)
             return read_frame(as_map(observation), message, robot, max_chars)
 
-        flight = gateway.launch(await gateway.in_thread(gateway.submit, session, read, "robot"))
+        flight = await gateway.take(session, read, "robot")
         self._tickets[id(flight.ticket)] = flight.ticket
         answer = asyncio.ensure_future(self._answer(session, flight, seq))
         self._answers.add(answer)

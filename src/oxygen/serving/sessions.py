@@ -6,6 +6,7 @@ dies releases its name without any handshake, because the name never blocked any
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import re
 import time
@@ -38,6 +39,7 @@ class Session:
         self.name = name
         self.door = door
         self.owner: Owner | None = None
+        self.resetting: asyncio.Task[None] | None = None
         self.opened_at = time.time()
         self.last_seen = time.monotonic()
         self.observation: Observation | None = None

@@ -128,12 +128,13 @@ def run_episode(
     arm.reset(seed)
     episode = Episode(arm.task.name, seed, instruction or arm.task.instruction)
     started = time.perf_counter()
-    is_over = False
+    is_over, number = False, 0
     while not is_over:
         is_over = arm.succeeded  # this look is the last one
         if arm.num_steps >= arm.max_steps or (is_over and wanted is no_texts):
             break
-        look = take_look(arm, episode, door, wanted, noise_shape, session, timeout_s)
+        look = take_look(arm, episode, number, door, wanted, noise_shape, session, timeout_s)
+        number += 1
         if keep_looks:
             episode.looks.append(look)
         if on_look is not None:
@@ -149,14 +150,14 @@ def run_episode(
 def take_look(
     arm: Body,
     episode: Episode,
+    number: int,
     door: Door,
     wanted: Wanted,
     noise_shape: tuple[int, int],
     session: str,
     timeout_s: float,
 ) -> Look:
-    """One frame: pictures and state in, a chunk back. Texts go on by themselves."""
-    number = arm.num_steps // EXECUTED
+    """The `number`-th frame: pictures and state in, a chunk back. Texts go on by themselves."""
     observation = Observation(arm.look(), arm.state.astype(np.float64), episode.instruction, session, frame_id=number)
     texts = tuple(wanted(number))
     action = ActionTask(noise=noise_for(episode.seed, arm.num_steps, *noise_shape))

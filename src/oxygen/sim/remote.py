@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 class RemoteText:
     """A text that arrives over the link. Its token ids are the server's secret."""
 
-    def __init__(self, kind: str, text: Text, session: str, captured_at: float) -> None:
+    def __init__(self, kind: str, text: Text, session: str, frame_id: int, captured_at: float) -> None:
         self.kind = kind
-        self._text, self._session, self._captured_at = text, session, captured_at
+        self._text, self._session, self._frame_id, self._captured_at = text, session, frame_id, captured_at
 
     @property
     def is_done(self) -> bool:
@@ -37,7 +37,7 @@ class RemoteText:
             token_ids=(),
             kind=self.kind,
             session=self._session,
-            frame_id=-1 if final.frame_id is None else final.frame_id,
+            frame_id=self._frame_id,
             captured_at=self._captured_at,
             finish_reason=final.finish_reason or "stop",
             age_frames=final.age_frames or 0,
@@ -56,21 +56,27 @@ class RemoteAnswer:
 
 
 class RemoteDoor:
-    """Hands frames to a server. The link belongs to the caller."""
+    """Hands frames to a server. The link belongs to the caller.
+
+    A link's frame numbers only grow, an episode's begin again: the door counts for the link and keeps the episode's.
+    """
 
     def __init__(self, client: RobotClient, timeout_s: float = 60.0) -> None:
         self._client, self._timeout_s = client, timeout_s
+        self._num_frames = 0
 
     def submit(self, observation: Observation, actions: ActionTask | None, texts: Sequence[TextTask]) -> RemoteAnswer:
         """Send a frame and wait for its actions (every frame over this link is one that acts)."""
         message: dict[str, object] = {f"observation/{name}": picture for name, picture in observation.images.items()}
         message |= {"observation/state": observation.state, "prompt": observation.prompt}
+        self._num_frames += 1
+        frame_id = self._num_frames if observation.frame_id is None else observation.frame_id
         noise = None if actions is None else actions.noise
         chunk = self._client.infer(
             message,
             [_written(task) for task in texts],
             timeout=self._timeout_s,
-            frame_id=observation.frame_id,
+            frame_id=self._num_frames,
             noise=noise,
         )
         if len(chunk.text_ids) < len(texts):
@@ -79,13 +85,13 @@ class RemoteDoor:
         result = ActionResult(
             np.asarray(chunk.actions, np.float64),
             session,
-            chunk.frame_id,
+            frame_id,
             chunk.sent_at,
             "action",
             chunk.received_at - chunk.sent_at,
         )
         begun = [
-            RemoteText(task.kind, self._client.text(text_id), session, chunk.sent_at)
+            RemoteText(task.kind, self._client.text(text_id), session, frame_id, chunk.sent_at)
             for task, text_id in zip(texts, chunk.text_ids, strict=True)
         ]
         return RemoteAnswer(result, begun)

@@ -106,7 +106,7 @@ class LeRobotService:
     async def _ready(self, _: bytes, context: grpc.aio.ServicerContext) -> bytes:
         peer = self._peers.get(context.peer())
         if peer is None:
-            peer = await self._open(context)
+            peer = self._open(context)
         peer.last_call = time.monotonic()
         peer.restart()
         await self._gateway.reset(peer.session)
@@ -153,7 +153,7 @@ class LeRobotService:
             return peer.frame(timed, robot)
 
         try:
-            flight = gateway.launch(await gateway.in_thread(gateway.submit, peer.session, read, "lerobot"))
+            flight = await gateway.take(peer.session, read, "lerobot")
             result = await gateway.actions(flight)
         finally:
             if flight is not None and not flight.ticket.is_done:
@@ -163,11 +163,11 @@ class LeRobotService:
         data = actions.pack(chunk, timed.timestamp, timed.timestep, period_s, timed.helpers, storage_bytes)
         return protobuf.write_data(data)
 
-    async def _open(self, context: grpc.aio.ServicerContext) -> Peer:
+    def _open(self, context: grpc.aio.ServicerContext) -> Peer:
         owner = _Owner()
         metadata = dict(context.invocation_metadata() or ())
         name = metadata.get("x-robot-session")
-        session = await self._gateway.open_session(name if name is None else str(name), "lerobot", owner)
+        session = self._gateway.open_session(name if name is None else str(name), "lerobot", owner)
         peer = self._peers[context.peer()] = owner.peer = Peer(session)
         session.owner = peer
         return peer

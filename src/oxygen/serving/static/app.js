@@ -76,15 +76,24 @@ function showSessions() {
   }
   $("empty").hidden = names.length > 0;
   document.querySelector("main").classList.toggle("off", names.length === 0);
-  $("sessions").replaceChildren(...view.sessions.map((session) => {
-    const button = text("button", "");
-    const dot = text("span", "", session.is_connected ? "dot on" : "dot");
-    dot.title = session.is_connected ? "connected" : "gone";
-    button.append(dot, `${session.name} · ${number(session.frame_rate_hz, 1)} Hz`);
-    button.setAttribute("aria-pressed", String(session.name === view.selected));
+  for (const button of [...$("sessions").children]) if (!names.includes(button.dataset.name)) button.remove();
+  for (const session of view.sessions) showTab(session);
+}
+
+function showTab(session) {
+  let button = [...$("sessions").children].find((b) => b.dataset.name === session.name);
+  if (!button) {
+    button = text("button", "");
+    button.dataset.name = session.name;
+    button.append(text("span", "", "dot"), text("span", ""));
     button.addEventListener("click", () => { select(session.name); showSessions(); showSession(); });
-    return button;
-  }));
+    $("sessions").append(button);
+  }
+  const [dot, label] = button.children;
+  dot.className = session.is_connected ? "dot on" : "dot";
+  dot.title = session.is_connected ? "connected" : "gone";
+  label.textContent = `${session.name} · ${number(session.frame_rate_hz, 1)} Hz`;
+  button.setAttribute("aria-pressed", String(session.name === view.selected));
 }
 
 function select(name) {
