@@ -17,6 +17,7 @@ import numpy as np
 from oxygen.core.inputs import ContextInputs, EncodedTask, ModelInputs
 from oxygen.core.plan import ActItem, AfterRound, DecodeItem, PrefillItem, RunnerLimits
 from oxygen.core.tasks import ActionTask, InvalidInput, Observation, Sampling, TextTask
+from oxygen.tickets.intake import experts_meant
 
 EOS = 256
 WORDS = b"ab c.\xc3"  # what the fake model says: 0xC3 begins a character of two bytes
@@ -210,7 +211,7 @@ class FakeRunner:
         for item in items:
             content = self._content(item)
             assert (item.expert, item.tail_ids) in self.readers[item.context_row], "prefilled for other experts"
-            (expert,) = self.limits.experts_of(item.expert)
+            (expert,) = experts_meant(self.limits, ActionTask(item.expert))
             assert item.noise.shape == (expert.horizon, expert.action_dim)
             chunks.append((item.noise * 0.5 + content % 1000 / 1000 + item.num_steps).astype(np.float32))
         return chunks

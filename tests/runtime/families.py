@@ -185,7 +185,7 @@ class Rig:
         rng = np.random.default_rng(seed)
         items: list[ActItem] = []
         for name, tail in self.family.tails.items():
-            (sizes,) = self.runner.limits.experts_of(name)
+            (sizes,) = (expert for expert in self.runner.limits.experts if expert.name == name)
             noise = rng.standard_normal((sizes.horizon, sizes.action_dim)).astype(np.float32)
             state = rng.standard_normal(7).astype(np.float32)
             items.append(ActItem(row, row, row, inputs.num_tokens, name, num_steps, noise, tail, state))

@@ -22,10 +22,7 @@ class ContextInputs:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTask:
-    """Where a task reads and what it adds: index of its context, and the private tokens prefilled on top of it.
-
-    context_len: how much of the context it reads, where a causal model lets it begin before the end (0: all of it).
-    """
+    """Where a task reads, how many tokens of it (0: all), and the private tokens prefilled on top of those."""
 
     context: int
     tail_ids: tuple[int, ...] = ()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -14,16 +14,13 @@ from oxygen.core.tasks import Sampling
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PrefillItem:
-    """Write one context. Items with the same `frame_key` show the same pictures: their embeddings are computed once.
-
-    readers: the action experts that read it in this step, each with its private tokens on top of it.
-    """
+    """Write one context. Items with the same `frame_key` show the same pictures: their embeddings are computed once."""
 
     request_id: int
     context_row: int
     inputs: ContextInputs
     frame_key: int
-    readers: tuple[tuple[str, tuple[int, ...]], ...] = ()
+    readers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # this step's action experts, each with its private tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -76,20 +73,12 @@ class StepPlan:
     decode: tuple[DecodeItem, ...] = ()
     rounds: int = 0
 
-    def acts(self) -> list[list[ActItem]]:
-        """The chunks in one batch per expert, so that each expert's are delivered when they are ready."""
-        batches: dict[str, list[ActItem]] = {}
-        for item in self.act:
-            batches.setdefault(item.expert, []).append(item)
-        return list(batches.values())
-
 
 AfterRound = Callable[[Sequence[int]], Sequence[bool]]
 """Called between rounds with one sampled token per text still in the batch (in item order); says which of them go on."""
 
 
-@dataclass(frozen=True, slots=True)
-class ExpertLimits:
+class ExpertLimits(NamedTuple):
     """One action expert's chunk, and its flow steps where a task names none."""
 
     name: str
@@ -113,12 +102,6 @@ class RunnerLimits:
     eos_ids: tuple[int, ...]
     bytes_per_context: int = 0
     experts: tuple[ExpertLimits, ...] = ()  # empty: one, under whatever name it is asked for
-
-    def experts_of(self, name: str) -> tuple[ExpertLimits, ...]:
-        """Those that a task means: one by its name, the first by `action`, every one by `all`; none if unknown."""
-        known = self.experts or (ExpertLimits(name, self.horizon, self.action_dim, self.num_steps),)
-        found = tuple(expert for expert in known if name in (expert.name, "all"))
-        return found or (known[:1] if name == "action" else ())
 
 
 class Runner(Protocol):

@@ -210,9 +210,9 @@ class Engine:
         laps.lap("plan")
         verbs.prefill(plan.prefill, outcome)
         laps.lap("prefill")
-        for items in plan.acts():
-            delivery.give_actions(verbs.act(items, outcome), outcome, laps.lap("act"))
-            laps.lap("deliver")
+        for expert in dict.fromkeys(item.expert for item in plan.act):
+            chunks = verbs.act([item for item in plan.act if item.expert == expert], outcome)
+            delivery.give_actions(chunks, outcome, laps.lap("act"))
         delivery.give_ends(laps.lap("deliver"))
         if not (is_paused := scheduler.is_text_paused(plan)):
             verbs.prefill(plan.prefill_text, outcome)

@@ -34,7 +34,7 @@ class Intake:
         """Encode a frame; raises InvalidInput."""
         if not actions and not texts:
             raise InvalidInput("actions", "an action task or a text task", "neither")
-        actions = [replace(task, expert=expert.name) for task in actions for expert in self._experts(task)]
+        actions = [replace(task, expert=expert.name) for task in actions for expert in experts_meant(self._limits, task)]
         if len({a.expert for a in actions}) < len(actions):
             raise InvalidInput("actions", "one task for each expert", f"{[a.expert for a in actions]}")
         inputs, limits = self._processor.encode(observation, actions, texts), self._limits
@@ -45,7 +45,7 @@ class Intake:
         captured_at = time.time() if observation.captured_at is None else observation.captured_at
         request = Request(next(self._ids), observation.session, now, frame_id, captured_at, observation, inputs)
         for task, encoded in zip(actions, inputs.actions, strict=True):
-            (expert,) = self._experts(task)
+            (expert,) = experts_meant(limits, task)
             item = ActItem(
                 request_id=request.request_id,
                 task_id=next(self._ids),
@@ -113,12 +113,6 @@ class Intake:
             raise InvalidInput("max_new_tokens", f"at most {room} after its prompt", f"{task.max_new_tokens}")
         return encoded
 
-    def _experts(self, task: ActionTask) -> tuple[ExpertLimits, ...]:
-        """The experts that a task means, one at least."""
-        if not (found := self._limits.experts_of(task.expert)):
-            raise InvalidInput("expert", f"one of {[e.name for e in self._limits.experts]}", repr(task.expert))
-        return found
-
     def _noise(self, task: ActionTask, expert: ExpertLimits) -> np.ndarray:
         shape = (expert.horizon, expert.action_dim)
         if task.noise is None:
@@ -127,3 +121,13 @@ class Intake:
         if noise.shape != shape or not np.isfinite(noise).all():
             raise InvalidInput("noise", f"finite numbers of shape {shape}", f"an array of shape {noise.shape}")
         return noise
+
+
+def experts_meant(limits: RunnerLimits, task: ActionTask) -> tuple[ExpertLimits, ...]:
+    """The experts that a task means: one by its name, the first by `action`, every one by `all`; raises InvalidInput."""
+    alone = ExpertLimits(task.expert, limits.horizon, limits.action_dim, limits.num_steps)
+    known = limits.experts or (alone,)
+    found = tuple(expert for expert in known if task.expert in (expert.name, "all"))
+    if not found and task.expert != "action":
+        raise InvalidInput("expert", f"one of {[expert.name for expert in known]}", repr(task.expert))
+    return found or known[:1]
