@@ -105,6 +105,19 @@ def test_decode(kv_heads):
             plain.advance()
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2])
+@pytest.mark.parametrize("uneven", [0, 1])
+def test_decode_where_all_orders_agree(kv_heads, uneven):
+    store = make_store(kv_heads, 7)
+    texts = [LiveText(2 + i, 200 - uneven * i, 5 + i, 1 + uneven * (i % 3)) for i in range(6)]
+    other = twin(store)
+    fast, plain = DecodeAttend(store, texts), PlainDecodeAttend(other, texts)
+    for _ in range(3):
+        compare(fast, plain, store, other, 6, kv_heads)
+        fast.advance()
+        plain.advance()
+
+
 def test_joint():
     store = make_store(2, 5)
     other = twin(store)

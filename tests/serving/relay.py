@@ -19,6 +19,7 @@ class Relay:
         self.port: int = self._listener.getsockname()[1]
         self._sockets: list[socket.socket] = []
         self._silent: set[int] = set()
+        self._frozen: set[int] = set()
         self._is_closed = False
         threading.Thread(target=self._accept, daemon=True).start()
 
@@ -31,6 +32,10 @@ class Relay:
     def swallow_answers(self) -> None:
         """From now on the links that exist lose what the server sends, without closing; new links work."""
         self._silent |= {id(s) for s in self._sockets}
+
+    def freeze(self) -> None:
+        """From now on the links that exist carry nothing in either direction, without closing."""
+        self._frozen |= {id(s) for s in self._sockets}
 
     def cut(self) -> None:
         """Reset all links that exist, as a crash or a lost radio would."""
@@ -70,6 +75,8 @@ class Relay:
     def _pump(self, source: socket.socket, sink: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while data := source.recv(65536):
+                if id(source) in self._frozen:
+                    continue
                 if id(source) in self._silent and id(sink) in self._silent and self._is_server(source):
                     continue
                 sink.sendall(data)

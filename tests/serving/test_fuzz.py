@@ -55,7 +55,7 @@ def undisturbed(rig: Rig) -> Iterator[None]:
     assert frames["all"] == frames["right"] > 3 and rig.engine.status == "ready"
     rig.assert_idle()
     rig.until(lambda: rig.server.app.num_open == 0)
-    assert threading.active_count() <= num_threads
+    assert threading.active_count() <= num_threads + 4  # the doors' pool grows to its size as it is needed
     assert rig.gateway.metrics.refusals.value("internal") == 0, "an error that nobody foresaw"
     gc.collect()
     assert psutil.Process().memory_info().rss - before < 200e6

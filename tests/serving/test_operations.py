@@ -42,6 +42,38 @@ def test_readiness_follows_warm_up_fault_and_stop() -> None:
         assert httpx.get(rig.http + "/readyz").json()["status"] == "failed"
 
 
+def test_a_step_that_hangs_is_alive_but_not_ready() -> None:
+    with serve(stuck_after_s=0.2) as rig, RobotClient(rig.ws, "arm") as robot:
+        rig.runner.gate.clear()
+        frame = threading.Thread(target=lambda: robot.infer(observation(), timeout=20))
+        frame.start()
+        rig.until(lambda: httpx.get(rig.http + "/readyz").json()["status"] == "stuck")
+        assert httpx.get(rig.http + "/livez").status_code == 200
+        rig.runner.gate.set()
+        frame.join(20)
+        rig.until(lambda: httpx.get(rig.http + "/readyz").status_code == 200)
+
+
+def test_sessions_that_nobody_owns_are_forgotten() -> None:
+    with serve(session_idle_s=0.2) as rig:
+        with RobotClient(rig.ws, "arm") as robot:
+            robot.infer(observation())
+            time.sleep(0.5)
+            assert len(rig.gateway.sessions) == 1
+        rig.until(lambda: len(rig.gateway.sessions) == 0)
+
+
+def test_a_server_full_of_sessions_refuses_the_newcomer_with_a_hint() -> None:
+    with serve(max_sessions=1) as rig, RobotClient(rig.ws, "arm") as robot:
+        robot.infer(observation())
+        with connect(rig.ws + "/v1/robot?session=leg") as link:
+            answer = wire.unpackb(link.recv())
+            assert answer["code"] == "too_many_sessions" and answer["retry_after_s"]
+        with connect(rig.ws + "/v1/robot?session=%00") as link:
+            assert wire.unpackb(link.recv())["field"] == "session"
+        assert robot.infer(observation()).frame_id == 1
+
+
 def test_metrics_are_prometheus_text_and_count() -> None:
     with serve() as rig, RobotClient(rig.ws, "arm") as robot:
         chunk = robot.infer(observation(), [{"kind": "narration", "max_new_tokens": 200}])
@@ -257,6 +289,45 @@ def test_logs_are_one_json_object_a_line_with_what_was_attached(capsys: pytest.C
         logging.getLogger().handlers[:] = before
     line = json.loads(capsys.readouterr().err.strip())
     assert line["message"] == "outer 1" and line["reference"] == "abc" and "ValueError: inner" in line["traceback"]
+
+
+def test_the_command_serves_and_stops_and_refuses_a_port_that_is_taken() -> None:
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    command = [sys.executable, "-m", "oxygen.cli.main", "serve", "pi05-tiny", "--max-contexts", "4", "--max-texts", "2"]
+    process = subprocess.Popen(
+        [*command, "--port", "0"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+    )
+    try:
+        assert process.stdout is not None and process.stderr is not None
+        port = int(process.stdout.readline().rsplit(":", 1)[1])
+        taken = subprocess.run(
+            [*command, "--port", str(port)], capture_output=True, text=True, env=environment, timeout=60
+        )
+        assert taken.returncode == 1 and "in use" in taken.stderr and "Traceback" not in taken.stderr
+        with RobotClient(f"ws://127.0.0.1:{port}") as robot:
+            while httpx.get(f"http://127.0.0.1:{port}/readyz").status_code != 200:
+                time.sleep(0.05)
+            assert robot.infer(observation(), timeout=30).actions.shape == (10, 7)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+        lines = process.stderr.read().splitlines()
+        assert lines and all(json.loads(line)["level"] != "error" for line in lines)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_device_that_fails_ends_the_server_after_telling_everybody() -> None:
+    with serve(exit_on_fault=True) as rig, connect(rig.ws) as idle:
+        idle.recv()
+        rig.runner.fault = RuntimeError("illegal access")
+        with RobotClient(rig.ws) as robot, pytest.raises(ServerError) as caught:
+            robot.infer(observation())
+        assert caught.value.code == "device_fault"
+        with pytest.raises(ConnectionClosed):
+            idle.recv(timeout=10)
+        assert idle.close_code == 1001
+        rig.until(lambda: not rig.server.is_running)
 
 
 _PROGRAM = """

@@ -122,6 +122,21 @@ def test_half_open_link_is_noticed_and_the_newest_frame_sent_again() -> None:
         assert robot.num_connects >= 2 and chunk.actions.shape == (HORIZON, 7)
 
 
+def test_the_server_reaps_a_frozen_link_within_its_keepalive_bound() -> None:
+    runner = FakeRunner()
+    runner.sentence, runner.round_s = "a" * 590, 0.01
+    options = {"ping_interval_s": 0.2, "ping_timeout_s": 0.2}
+    with serve(runner, **options) as rig, Relay(rig.server.port) as relay:
+        robot = RobotClient(f"ws://127.0.0.1:{relay.port}", "arm", ping_s=60.0)
+        robot.connect()
+        robot.infer(observation(), [{"kind": "narration", "max_new_tokens": 500}])
+        rig.until(lambda: rig.engine.stats().live_texts == 1)
+        relay.freeze()
+        rig.until(lambda: rig.gateway.sessions.get("arm").owner is None, timeout=5)
+        rig.assert_idle()
+        robot.close()
+
+
 def test_a_dead_link_does_not_keep_the_name() -> None:
     with serve() as rig, Relay(rig.server.port) as relay:
         first = quick(f"ws://127.0.0.1:{relay.port}")

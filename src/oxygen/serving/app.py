@@ -4,6 +4,7 @@ API.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator
 
@@ -59,13 +60,23 @@ async def _lifespan(app: Starlette) -> AsyncIterator[None]:
     if settings.lerobot_port is not None:
         lerobot = LeRobotService(gateway)
         app.state.lerobot_port = await lerobot.start(settings.host, settings.lerobot_port)
+    sweeping = asyncio.ensure_future(_sweep(gateway))
     try:
         yield
     finally:
+        sweeping.cancel()
         unsubscribe()
         if lerobot is not None:
             await lerobot.stop()
         await gateway.close()
+
+
+async def _sweep(gateway: Gateway) -> None:
+    """Forget sessions that nobody has owned for a while."""
+    while True:
+        await asyncio.sleep(min(30.0, gateway.settings.session_idle_s))
+        for session in gateway.sessions.sweep():
+            gateway.feed.publish(session.name, {"type": "session", "session": session.name, "status": "forgotten"})
 
 
 async def _openpi(websocket: WebSocket) -> None:

@@ -174,7 +174,7 @@ class _Answer:
 
 async def _ask_pictures(gateway: Gateway, wanted: ChatRequest) -> Ticket:
     """A question about pictures of its own: its own prefill, no robot concerned."""
-    robot = gateway.engine.processor.robot
+    robot = gateway.processor.robot
     if len(wanted.images) > len(robot.cameras):
         raise InvalidInput("messages", f"at most {len(robot.cameras)} pictures for this model", f"{len(wanted.images)}")
     if gateway.is_draining or gateway.engine.status != "ready":

@@ -87,7 +87,8 @@ def _content(content: Any, where: str) -> tuple[str, list[np.ndarray]]:
         return content, []
     if not isinstance(content, list):
         raise InvalidInput(where, "text or a list of parts", type(content).__name__)
-    words, images = [], []
+    words: list[str] = []
+    images: list[np.ndarray] = []
     for i, part in enumerate(content):
         kind = part.get("type") if isinstance(part, Mapping) else None
         if kind == "text" and isinstance(part.get("text"), str):

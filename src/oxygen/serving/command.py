@@ -17,6 +17,9 @@ from oxygen.serving.settings import MIB, ServeSettings
 
 log = logging.getLogger("oxygen.serving")
 
+DEVICE_FAILED = 3
+"""Exit status after a fault of the device: a supervisor should start the server again."""
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", help="checkpoint folder, or the name of a preset (random weights)")
@@ -42,6 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     limits.add_argument("--max-frame-mib", type=int, default=64, help="largest message of a robot")
     limits.add_argument("--max-session-texts", type=int, default=8, help="texts of one robot at a time")
     limits.add_argument("--max-frame-age", type=float, metavar="S", help="refuse frames that come later than this")
+    limits.add_argument("--max-camera-skew", type=float, metavar="S", help="warn when cameras are further apart")
     limits.add_argument("--drain", type=float, default=10.0, metavar="S", help="patience with open work at a stop")
     notes = parser.add_argument_group("records")
     notes.add_argument("--record", type=Path, metavar="FILE", help="write everything that passes to an MCAP file")
@@ -71,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
         asyncio.run(server.serve([listener]))
     finally:
         engine.close()
-    return 1 if engine.status == "failed" else 0
+    return DEVICE_FAILED if engine.fault is not None else 0
 
 
 def settings_from(args: argparse.Namespace) -> ServeSettings:
@@ -84,6 +88,8 @@ def settings_from(args: argparse.Namespace) -> ServeSettings:
         max_frame_bytes=args.max_frame_mib * MIB,
         max_session_texts=args.max_session_texts,
         max_frame_age_s=args.max_frame_age,
+        max_camera_skew_s=args.max_camera_skew,
+        exit_on_fault=True,
         control_hz=args.control_hz,
         lerobot_port=args.lerobot_port,
         record=args.record,

@@ -10,7 +10,7 @@ import numpy as np
 from oxygen.core.errors import InvalidInput
 from oxygen.processing.robots import Robot
 from oxygen.serving import tasks
-from oxygen.serving.gateway import Frame
+from oxygen.serving.flight import Frame
 
 OPTIONS = ("tasks", "frame_id", "captured_at", "num_steps", "seed", "noise", "expert")
 NAMES = ("session", "session_id")

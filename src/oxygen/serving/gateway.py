@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from oxygen.core.errors import InvalidInput, OxygenError, Refused, RequestFault
-from oxygen.core.tasks import ActionResult, ActionTask, Observation, TextTask
+from oxygen.core.tasks import ActionResult, Observation, TextTask
 from oxygen.engine.engine import Engine
+from oxygen.processing.processor import Processor
 from oxygen.serving import texts
 from oxygen.serving.feed import Event, Feed
+from oxygen.serving.flight import Flight, Frame, Tap
 from oxygen.serving.freshness import capture_time
 from oxygen.serving.metrics import ServerMetrics
 from oxygen.serving.sessions import Owner, Session, Sessions
@@ -28,48 +29,6 @@ from oxygen.serving.timeline import Timeline
 from oxygen.tickets.ticket import Ticket
 
 T = TypeVar("T")
-
-
-class Tap(Protocol):
-    """Sees everything that passes (the recorder, the viewer). Called on the event loop; must not block."""
-
-    def on_observation(self, session: str, observation: Observation, frame_id: int | None, at: float) -> None: ...
-
-    def on_actions(self, session: str, result: ActionResult, at: float) -> None: ...
-
-    def on_text(self, event: Event) -> None: ...
-
-    def close(self) -> None: ...
-
-
-@dataclass(slots=True)
-class Frame:
-    """A request as a door read it: the openpi-style map (or an observation already made) and what is wanted of it."""
-
-    raw: Mapping[str, Any] | None
-    action: ActionTask | None
-    texts: tuple[TextTask, ...] = ()
-    frame_id: int | None = None
-    captured_at: Any = None
-    observation: Observation | None = None
-
-
-@dataclass(slots=True)
-class Flight:
-    """A frame on its way: the engine's ticket, ids of its texts, and what looked odd about it."""
-
-    session: Session
-    observation: Observation
-    ticket: Ticket
-    door: str
-    started: float
-    text_ids: tuple[str, ...] = ()
-    warnings: list[tuple[str, str]] = field(default_factory=list)
-    refused_texts: tuple[TextTask, ...] = ()
-
-    @property
-    def frame_id(self) -> int | None:
-        return self.ticket.frame_id
 
 
 class Gateway:
@@ -87,6 +46,11 @@ class Gateway:
         self.in_flight = 0
         self._pool = ThreadPoolExecutor(max_workers=4, thread_name_prefix="oxygen-door")
         self._followers: set[asyncio.Task[None]] = set()
+
+    @property
+    def processor(self) -> Processor:
+        """The processing room's own, which reads robots' messages: the engine asks for less than that."""
+        return cast(Processor, self.engine.processor)
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
@@ -256,7 +220,7 @@ class Gateway:
         prompt = raw.get("prompt")
         if isinstance(prompt, str) and len(prompt) > self.settings.max_prompt_chars:
             raise InvalidInput("prompt", f"at most {self.settings.max_prompt_chars} characters", f"{len(prompt)}")
-        return self.engine.processor.parse(raw, session=session.name, frame_id=frame.frame_id, captured_at=captured_at)
+        return self.processor.parse(raw, session=session.name, frame_id=frame.frame_id, captured_at=captured_at)
 
     def _admit(
         self, session: Session, wanted: tuple[TextTask, ...]

@@ -14,8 +14,6 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from oxygen.serving.gateway import Gateway
 from oxygen.tickets.record import EngineStats
 
-STUCK_AFTER_S = 60.0
-
 
 def condition(gateway: Gateway) -> tuple[str, str]:
     """One word and one sentence: ready, warming, stopping, failed, closed or stuck."""
@@ -24,7 +22,7 @@ def condition(gateway: Gateway) -> tuple[str, str]:
         return "failed", "the device failed; the server must be restarted"
     if gateway.is_draining:
         return "stopping", "the server is stopping"
-    if stats.status == "ready" and stats.current_step_s > STUCK_AFTER_S:
+    if stats.status == "ready" and stats.current_step_s > gateway.settings.stuck_after_s:
         return "stuck", f"the step at work has taken {stats.current_step_s:.0f} s"
     sentences = {"ready": "frames are answered", "warming": "the model is loading or warming up"}
     return stats.status, sentences.get(stats.status, f"the engine is {stats.status}")

@@ -25,9 +25,9 @@ def server_version() -> str:
 def greeting(gateway: Gateway, session: str | None = None) -> dict[str, Any]:
     """Server, model, robot, horizon, rate, and the name under which this link is known."""
     engine, settings = gateway.engine, gateway.settings
-    robot = plain(engine.processor.describe())
+    robot = plain(gateway.processor.describe())
     fields: dict[str, Any] = {
-        **plain(engine.processor.robot.metadata),
+        **plain(gateway.processor.robot.metadata),
         "server": "oxygen",
         "version": server_version(),
         "protocol": PROTOCOL,

@@ -24,8 +24,9 @@ from oxygen.core.errors import InvalidInput
 from oxygen.core.tasks import ActionResult
 from oxygen.serving import metadata, wire
 from oxygen.serving.feed import Subscription
+from oxygen.serving.flight import Flight, Frame
 from oxygen.serving.frames import as_map, has_options, read_frame, session_name, wants_reset
-from oxygen.serving.gateway import Flight, Frame, Gateway
+from oxygen.serving.gateway import Gateway
 from oxygen.serving.link import INTERNAL_ERROR, TRY_AGAIN_LATER, Link, LinkClosed
 from oxygen.serving.problems import Problem, describe
 from oxygen.serving.sessions import Session
@@ -107,7 +108,7 @@ class OpenpiDoor:
 
     async def _infer(self, session: Session, message: Mapping[str, Any], started: float) -> Any:
         gateway = self._gateway
-        robot, max_chars = gateway.engine.processor.robot, gateway.settings.max_prompt_chars
+        robot, max_chars = gateway.processor.robot, gateway.settings.max_prompt_chars
 
         def read() -> Frame:
             return read_frame(message, message, robot, max_chars)

@@ -1,4 +1,4 @@
-"""uvicorn's websocket protocol with better manners at the end of a connection.
+"""uvicorn's protocols with better manners at the beginning and at the end of a connection.
 
 A message above the limit is refused in words that arrive: closing at once would reset the connection while the peer
 still sends, and the reset overtakes the close frame. And a peer that does not read cannot keep a closed connection
@@ -7,12 +7,28 @@ open.
 
 from __future__ import annotations
 
+import asyncio
+
+from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
 from websockets.protocol import State
 
+_REQUEST_S = 30.0
 _SILENCE_S = 0.5
 _PATIENCE_S = 10.0
 _FLUSH_S = 1.0
+
+
+class ImpatientProtocol(H11Protocol):
+    """Closes a connection whose first request is not complete after half a minute."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.loop.call_later(_REQUEST_S, self._close_if_silent)
+
+    def _close_if_silent(self) -> None:
+        if self.cycle is None and self.transport.get_protocol() is self:
+            self.transport.close()
 
 
 class PoliteProtocol(WebSocketsSansIOProtocol):

@@ -99,7 +99,7 @@ class _Robot:
         started = time.monotonic()
         self._link.send(wire.packb({**message, "frame_id": fields["frame_id"]}))
         while True:
-            answer = wire.unpackb(self._link.recv(timeout=120))
+            answer = wire.unpackb(self._link.recv(timeout=120, decode=False))
             if answer.get("seq") == self._seq:
                 break
         if answer["type"] == "error":

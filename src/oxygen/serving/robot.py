@@ -24,8 +24,9 @@ from starlette.websockets import WebSocket
 from oxygen.core.errors import InvalidInput, Refused
 from oxygen.serving import metadata, tasks, wire
 from oxygen.serving.feed import Subscription
+from oxygen.serving.flight import Flight, Frame
 from oxygen.serving.frames import as_map, read_frame
-from oxygen.serving.gateway import Flight, Frame, Gateway
+from oxygen.serving.gateway import Gateway
 from oxygen.serving.link import INTERNAL_ERROR, Link, LinkClosed
 from oxygen.serving.problems import describe
 from oxygen.serving.sessions import Session
@@ -111,7 +112,7 @@ class RobotDoor:
         if len(self._answers) >= gateway.settings.max_in_flight:
             limit = gateway.settings.max_in_flight
             raise Refused("too_many_in_flight", f"{limit} frames of this link are unanswered", retry_after_s=0.1)
-        robot, max_chars = gateway.engine.processor.robot, gateway.settings.max_prompt_chars
+        robot, max_chars = gateway.processor.robot, gateway.settings.max_prompt_chars
 
         def read() -> Frame:
             observation = message.get("observation")

@@ -22,14 +22,17 @@ from oxygen.engine.engine import Engine
 from oxygen.serving.app import build_app
 from oxygen.serving.gateway import Gateway
 from oxygen.serving.guard import Guard
-from oxygen.serving.protocol import PoliteProtocol
+from oxygen.serving.protocol import ImpatientProtocol, PoliteProtocol
 from oxygen.serving.settings import ServeSettings
 
 log = logging.getLogger("oxygen.serving")
 
+_FAULT_POLL_S = 0.1
+_FAULT_GRACE_S = 0.5
+
 
 def listen(settings: ServeSettings) -> socket.socket:
-    """Open the port (0: any free one). Raises OSError when it is taken."""
+    """Open the port (0: any free one). Raises InvalidInput when it cannot be had."""
     try:
         family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
     except socket.gaierror as error:
@@ -40,7 +43,11 @@ def listen(settings: ServeSettings) -> socket.socket:
     if hasattr(socket, "TCP_USER_TIMEOUT"):
         patience = 1000 * (settings.ping_interval_s + settings.ping_timeout_s)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(patience))
-    listener.bind(address)
+    try:
+        listener.bind(address)
+    except OSError as error:
+        listener.close()
+        raise InvalidInput("port", "a free port that may be used", f"{settings.port} ({error.strerror})") from None
     listener.listen(512)
     return listener
 
@@ -55,6 +62,7 @@ class Server(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 lifespan="on",
+                http=ImpatientProtocol,
                 ws=PoliteProtocol,
                 ws_max_size=settings.max_frame_bytes,
                 ws_per_message_deflate=False,
@@ -72,7 +80,12 @@ class Server(uvicorn.Server):
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
         self._loop = asyncio.get_running_loop()
-        await super().serve(sockets)
+        watching = asyncio.ensure_future(self._leave_on_fault()) if self._settings.exit_on_fault else None
+        try:
+            await super().serve(sockets)
+        finally:
+            if watching is not None:
+                watching.cancel()
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """A signal: drain; a second one: leave."""
@@ -85,6 +98,14 @@ class Server(uvicorn.Server):
         """Begin the orderly end. Event loop only."""
         if self._draining is None:
             self._draining = asyncio.ensure_future(self._drain())
+
+    async def _leave_on_fault(self) -> None:
+        """A device that has failed fails for ever: tell everybody and go, so that a supervisor starts anew."""
+        while self._gateway.engine.status != "failed":
+            await asyncio.sleep(_FAULT_POLL_S)
+        log.error("the device failed: %s", self._gateway.engine.fault)
+        await asyncio.sleep(_FAULT_GRACE_S)  # the answers that name the fault go out first
+        self.stop()
 
     async def _drain(self) -> None:
         gateway = self._gateway
@@ -126,6 +147,10 @@ class BackgroundServer:
         self._server = Server(self.app, self.settings)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="oxygen-server", daemon=True)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
 
     @property
     def gateway(self) -> Gateway:

@@ -21,7 +21,8 @@ class ServeSettings:
     ping_timeout_s: how soon a dead link is noticed. send_timeout_s: how long a peer may refuse to read.
     answer_timeout_s: how long a frame may wait for its actions. max_frame_age_s / max_camera_skew_s: None does not
     check. control_hz: the rate at which the robot executes actions, told to clients. drain_s: patience with open
-    work at a stop. debug: send tracebacks to clients.
+    work at a stop. stuck_after_s: age of a step at which the server stops being ready. exit_on_fault: leave when
+    the device has failed. debug: send tracebacks to clients.
     """
 
     host: str = "127.0.0.1"
@@ -40,6 +41,8 @@ class ServeSettings:
     send_timeout_s: float = 20.0
     answer_timeout_s: float = 120.0
     session_idle_s: float = 600.0
+    stuck_after_s: float = 60.0
+    exit_on_fault: bool = False
     max_frame_age_s: float | None = None
     max_camera_skew_s: float | None = None
     repeated_frames_warning: int = 20

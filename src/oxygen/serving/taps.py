@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from oxygen.core.errors import InvalidInput
-from oxygen.serving.gateway import Tap
+from oxygen.serving.flight import Tap
 from oxygen.serving.settings import ServeSettings
 
 

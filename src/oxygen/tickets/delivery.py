@@ -83,6 +83,7 @@ class Delivery:
 def result_of(text: Text, now: float) -> TextResult:
     """A text that ended, with the age of what it describes (a question that never met a frame has frame id -1)."""
     frame = text.frame or text.request
+    num_prompt = len(text.tail_ids) + (text.context.inputs.num_tokens if text.context is not None else 0)
     return TextResult(
         text=text.transcript.text,
         token_ids=tuple(text.transcript.token_ids),
@@ -94,5 +95,5 @@ def result_of(text: Text, now: float) -> TextResult:
         age_frames=text.age_frames,
         age_s=now - frame.submitted_at,
         ttft_s=None if text.first_token_at is None else text.first_token_at - text.request.submitted_at,
-        extras={"reason": text.detail} if text.detail else {},
+        extras={"prompt_tokens": num_prompt} | ({"reason": text.detail} if text.detail else {}),
     )

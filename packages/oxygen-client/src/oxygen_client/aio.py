@@ -15,15 +15,15 @@ from typing import Any, AsyncIterator, Dict, Mapping, Optional, Sequence
 from urllib.parse import quote
 
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidURI
+from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from oxygen_client import messages, wire
 from oxygen_client.backoff import Backoff, is_local
-from oxygen_client.errors import ConnectionLost, NoAnswer, ServerError, Superseded, TakenOver
+from oxygen_client.errors import ConnectionLost, NoAnswer, Superseded
+from oxygen_client.losses import fatal_cause
 from oxygen_client.messages import Chunk, Task, TextEvent
 from oxygen_client.text import AsyncText
 
-TAKEN_OVER_CODE = 4409
 _DROPPED_EVENTS_LIMIT = 1000
 
 
@@ -239,7 +239,7 @@ class AsyncRobotClient:
                 await self._live()
             except (OSError, InvalidHandshake, asyncio.TimeoutError, ConnectionClosed, ValueError) as error:
                 self._last_error = error
-                self._fatal = _fatal_cause(error)
+                self._fatal = fatal_cause(error)
             self._link = None
             self._connected.clear()
             self._lose_texts()
@@ -294,16 +294,3 @@ class AsyncRobotClient:
         for waiting in list(self._waiting.values()):
             if not waiting.future.done():
                 waiting.future.set_exception(cause)
-
-
-def _fatal_cause(error: Exception) -> Optional[Exception]:
-    """Losses after which connecting again would be wrong, as the error that callers get."""
-    if isinstance(error, ConnectionClosed) and error.rcvd is not None and error.rcvd.code == TAKEN_OVER_CODE:
-        return TakenOver(error.rcvd.reason or "another connection took this session over")
-    if isinstance(error, InvalidURI):
-        return ConnectionLost(str(error))
-    response = getattr(error, "response", None)
-    if response is not None and response.status_code in (401, 403, 404):
-        reason = bytes(response.body or b"").decode("utf-8", "replace").strip()
-        return ServerError("rejected", f"HTTP {response.status_code}: {reason}")
-    return None

@@ -48,6 +48,18 @@ class RunTensors:
     context_mask: Tensor | None = None
     tail_mask: Tensor | None = None
 
+    def is_aligned(self, kv_heads: int) -> bool:
+        """Whether texts, cells and tail rows are all in the same order, one text per context and one KV head."""
+        orders = (
+            self.cell_text,
+            self.text_cell,
+            self.tail_text,
+            self.tail_of_cell,
+            self.cell_of_tail,
+            self.tail_of_text,
+        )
+        return kv_heads == 1 and self.cells == 1 and all(order is None for order in orders)
+
 
 @dataclass(frozen=True, slots=True)
 class RunOrders:
@@ -150,7 +162,9 @@ class DecodeAttend:
         self._store.tails.scatter(layer, self._slots, k, v)
         q = q * q.shape[-1] ** -0.5
         if len(self._runs) == 1:
-            return attend_run(self._store, self._runs[0], layer, q)
+            run = self._runs[0]
+            attend = attend_aligned if run.is_aligned(self._store.shape.kv_heads) else attend_run
+            return attend(self._store, run, layer, q)
         return torch.cat([attend_run(self._store, run, layer, q[run.first : run.last]) for run in self._runs])
 
 
@@ -201,3 +215,20 @@ def attend_run(store: Store, run: RunTensors, layer: int, q: Tensor) -> Tensor:
     values = tails.values[layer][run.tail_start : run.tail_stop, :, : run.tail_len].flatten(0, 1)
     own = torch.bmm(tail_weights, values).view(-1, num_heads, head_dim)
     return out.add_(_select(own, run.tail_of_text))
+
+
+def attend_aligned(store: Store, run: RunTensors, layer: int, q: Tensor) -> Tensor:
+    """`attend_run` for an aligned run, without the reshaping that is idle there (a tenth of a round of one text)."""
+    contexts, tails, length = store.contexts, store.tails, run.context_len
+    columns = q.transpose(1, 2)
+    scores = torch.bmm(contexts.keys[layer][run.start : run.stop, 0, :length], columns).transpose(1, 2)
+    own = torch.bmm(tails.keys[layer][run.tail_start : run.tail_stop, 0, : run.tail_len], columns).transpose(1, 2)
+    weights = torch.cat((scores, own), 2)  # [R, Hq, context_len + tail_len]
+    if run.context_mask is not None:
+        weights[..., :length].add_(run.context_mask[:, 0, 0])
+    if run.tail_mask is not None:
+        weights[..., length:].add_(run.tail_mask[:, 0, 0])
+    torch.softmax(weights, -1, out=weights)
+    out = torch.bmm(weights[..., :length], contexts.values[layer][run.start : run.stop, 0, :length])
+    values = tails.values[layer][run.tail_start : run.tail_stop, 0, : run.tail_len]
+    return out.add_(torch.bmm(weights[..., length:], values))

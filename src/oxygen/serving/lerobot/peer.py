@@ -16,8 +16,8 @@ import numpy as np
 from oxygen.core.errors import InvalidInput
 from oxygen.core.tasks import ActionTask
 from oxygen.processing.robots import Robot
+from oxygen.serving.flight import Frame
 from oxygen.serving.frames import robot_keys
-from oxygen.serving.gateway import Frame
 from oxygen.serving.lerobot.pickles import Held
 from oxygen.serving.sessions import Session
 

@@ -17,7 +17,8 @@ import grpc
 import grpc.aio
 
 from oxygen.core.errors import InvalidInput, Refused
-from oxygen.serving.gateway import Frame, Gateway
+from oxygen.serving.flight import Frame
+from oxygen.serving.gateway import Gateway
 from oxygen.serving.lerobot import actions, pickles, protobuf
 from oxygen.serving.lerobot.peer import Peer, Timed, timed_observation
 from oxygen.serving.lerobot.torch import storage_bytes
@@ -147,7 +148,7 @@ class LeRobotService:
         peer.last_call = time.monotonic()
         if timed is None:
             return b""
-        robot, flight = gateway.engine.processor.robot, None
+        robot, flight = gateway.processor.robot, None
 
         def read(timed: Timed = timed) -> Frame:
             return peer.frame(timed, robot)
