@@ -83,7 +83,8 @@ class Delivery:
 def result_of(text: Text, now: float) -> TextResult:
     """A text that ended, with the age of what it describes (a question that never met a frame has frame id -1)."""
     frame = text.frame or text.request
-    num_prompt = len(text.tail_ids) + (text.context.inputs.num_tokens if text.context is not None else 0)
+    num_read = text.encoded.context_len or (text.context.inputs.num_tokens if text.context is not None else 0)
+    num_prompt = len(text.encoded.tail_ids) + num_read
     return TextResult(
         text=text.transcript.text,
         token_ids=tuple(text.transcript.token_ids),
