@@ -210,7 +210,8 @@ class FakeRunner:
         chunks = []
         for item in items:
             content = self._content(item)
-            assert (item.expert, item.tail_ids) in self.readers[item.context_row], "prefilled for other experts"
+            readers = self.readers[item.context_row] or {(item.expert, ())}  # readers of K and V need not be named
+            assert (item.expert, item.tail_ids) in readers, "prefilled for other experts"
             (expert,) = experts_meant(self.limits, ActionTask(item.expert))
             assert item.noise.shape == (expert.horizon, expert.action_dim)
             chunks.append((item.noise * 0.5 + content % 1000 / 1000 + item.num_steps).astype(np.float32))

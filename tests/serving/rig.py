@@ -132,7 +132,7 @@ class Rig:
         self.http = f"http://{server.address}"
         self.ws = f"ws://{server.address}"
 
-    def until(self, condition: object, timeout: float = 10.0) -> None:
+    def until(self, condition: object, timeout: float = 30.0) -> None:
         """Wait for a condition; fails the test when it does not come true."""
         deadline = time.monotonic() + timeout
         while not condition():  # type: ignore[operator]

@@ -20,7 +20,7 @@ QUESTION = [{"role": "user", "content": "what are you doing?"}]
 
 
 def client_of(rig: Rig, key: str = "none") -> openai.OpenAI:
-    return openai.OpenAI(base_url=rig.http + "/v1", api_key=key, max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=rig.http + "/v1", api_key=key, max_retries=0, timeout=60)
 
 
 def test_whole_answer_with_frame_age_and_usage() -> None:
@@ -124,7 +124,7 @@ def test_a_client_that_goes_away_frees_its_row(is_stream: bool) -> None:
     with serve(runner) as rig, RobotClient(rig.ws, "arm") as robot:
         robot.infer(observation())
         body = {"model": "oxygen", "messages": QUESTION, "max_tokens": 500, "stream": is_stream}
-        client = httpx.Client(timeout=20)
+        client = httpx.Client(timeout=60)
 
         def ask() -> None:
             try:
@@ -140,7 +140,7 @@ def test_a_client_that_goes_away_frees_its_row(is_stream: bool) -> None:
         before = rig.engine.stats().counts.get("rounds", 0)
         if not is_stream:
             _abort(client)
-        asking.join(10)
+        asking.join(30)
         client.close()
         rig.assert_idle()
         assert rig.engine.stats().counts["rounds"] - before < 100  # of 500
@@ -165,7 +165,7 @@ def test_next_frame_and_age_limits() -> None:
         asking.start()
         rig.until(lambda: next(iter(rig.gateway.sessions)).live_texts)
         robot.infer(observation(), frame_id=2)
-        asking.join(10)
+        asking.join(30)
         assert answers[0].oxygen["frame_id"] == 2
 
 

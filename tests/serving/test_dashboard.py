@@ -63,7 +63,7 @@ class Robot:
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
-        self._thread.join(10)
+        self._thread.join(30)
         self.client.close()
 
     def _run(self) -> None:
@@ -79,14 +79,14 @@ class Robot:
             }
             tasks = ["subtask", {"kind": "narration", "max_new_tokens": 100}] if step % 12 == 0 else []
             noise = np.cumsum(np.random.default_rng(step // 9).standard_normal((10, 32)) / 3, axis=0)
-            self.client.infer(frame, tasks, frame_id=step, noise=noise.astype(np.float32), timeout=10)
+            self.client.infer(frame, tasks, frame_id=step, noise=noise.astype(np.float32), timeout=30)
             step += 1
 
 
 def test_it_draws_cameras_curves_text_steps_and_figures_and_chats(browser: object, rig: Rig) -> None:
     with Robot(rig, "arm-1"), Robot(rig, "arm-2"):
         browser.get(rig.http)
-        wait = WebDriverWait(browser, 15)
+        wait = WebDriverWait(browser, 60)
         wait.until(lambda d: d.find_element(By.ID, "status").text == "ready")
         wait.until(lambda d: len(d.find_elements(By.CSS_SELECTOR, "#sessions button")) == 2)
         wait.until(lambda d: all(_width(i) == 224 for i in d.find_elements(By.CSS_SELECTOR, "#cameras img")))
@@ -126,7 +126,7 @@ def test_it_draws_cameras_curves_text_steps_and_figures_and_chats(browser: objec
 def test_without_robots_and_after_the_server_is_gone_it_says_so(browser: object) -> None:
     with serve() as rig:
         browser.get(rig.http)
-        wait = WebDriverWait(browser, 15)
+        wait = WebDriverWait(browser, 60)
         wait.until(lambda d: d.find_element(By.ID, "empty").is_displayed())
         assert not browser.find_element(By.TAG_NAME, "main").is_displayed()
         rig.server.stop()

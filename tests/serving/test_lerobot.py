@@ -69,7 +69,7 @@ class Stub:
 
     def call(self, name: str, message: bytes = b"") -> bytes:
         stub = self.channel.unary_unary(f"/transport.AsyncInference/{name}", bytes, bytes)
-        return stub(message, timeout=10)
+        return stub(message, timeout=30)
 
     def setup(self, policy: str = "pi05", **options: Any) -> None:
         names = [f"joint_{i}.pos" for i in range(8)]
@@ -85,7 +85,7 @@ class Stub:
         states[0], states[-1] = protobuf.BEGIN, protobuf.END
         messages = [protobuf.write_observation(s, p) for s, p in zip(states, parts, strict=True)]
         stub = self.channel.stream_unary("/transport.AsyncInference/SendObservations", bytes, bytes)
-        _, call = stub.with_call(iter(messages), timeout=10)
+        _, call = stub.with_call(iter(messages), timeout=30)
         return dict(call.trailing_metadata()).get("oxygen-skipped")
 
     def actions(self) -> list[TimedAction]:
@@ -238,7 +238,7 @@ def test_malicious_pickles_are_refused_before_they_run(payload: object, tmp_path
         client.setup()
         call = client.channel.stream_unary("/transport.AsyncInference/SendObservations", bytes, bytes)
         for attempt in (
-            lambda: call(iter([protobuf.write_observation(protobuf.END, data)]), timeout=10),
+            lambda: call(iter([protobuf.write_observation(protobuf.END, data)]), timeout=30),
             lambda: client.call("SendPolicyInstructions", protobuf.write_data(data)),
         ):
             with pytest.raises(grpc.RpcError) as caught:
@@ -316,4 +316,4 @@ def test_the_key_is_wanted_here_too() -> None:
             client.call("Ready")
         assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
         ready = client.channel.unary_unary("/transport.AsyncInference/Ready", bytes, bytes)
-        ready(b"", metadata=(("authorization", "Bearer secret"),), timeout=10)
+        ready(b"", metadata=(("authorization", "Bearer secret"),), timeout=30)

@@ -45,7 +45,7 @@ def test_chunks_through_the_socket_are_those_in_process(engine: Engine, server: 
     with RobotClient(f"ws://{server.address}", "arm") as robot:
         for seed in range(2):
             wanted = engine.submit(engine.processor.parse(observation(seed)), ActionTask(noise=noise)).actions(20)
-            chunk = robot.infer(observation(seed), noise=noise, timeout=20)
+            chunk = robot.infer(observation(seed), noise=noise, timeout=60)
             np.testing.assert_array_equal(chunk.actions, wanted.actions)
 
 
@@ -54,13 +54,13 @@ def test_actions_and_text_after_a_reset_are_those_of_a_fresh_session(server: Bac
     tasks = [{"kind": "narration", "max_new_tokens": 12}]
 
     def first(robot: RobotClient) -> tuple[np.ndarray, str]:
-        chunk = robot.infer(observation(5), tasks, noise=noise, frame_id=0, timeout=20)
-        return chunk.actions, robot.text(chunk.text_ids[0]).result(20)
+        chunk = robot.infer(observation(5), tasks, noise=noise, frame_id=0, timeout=60)
+        return chunk.actions, robot.text(chunk.text_ids[0]).result(60)
 
     with RobotClient(f"ws://{server.address}", "fresh") as fresh, RobotClient(f"ws://{server.address}", "used") as used:
         wanted = first(fresh)
         for seed in range(3):
-            used.infer(observation(seed), [{"kind": "narration", "max_new_tokens": 60}], frame_id=seed, timeout=20)
+            used.infer(observation(seed), [{"kind": "narration", "max_new_tokens": 60}], frame_id=seed, timeout=60)
         used.reset()
         actions, text = first(used)
         np.testing.assert_array_equal(actions, wanted[0])
@@ -114,7 +114,7 @@ def test_the_examples_run(server: BackgroundServer, script: str, arguments: list
 
 def test_the_asking_example_prints_an_answer_and_its_frame(server: BackgroundServer) -> None:
     with RobotClient(f"ws://{server.address}", "arm") as robot:
-        robot.infer(observation(), frame_id=1007, timeout=20)
+        robot.infer(observation(), frame_id=1007, timeout=60)
         command = [sys.executable, str(EXAMPLES / "ask.py"), "why?", "--url", f"http://{server.address}/v1"]
         environment = {"PYTHONPATH": ":".join(sys.path), "PATH": "/usr/bin:/bin"}
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=environment)

@@ -146,11 +146,11 @@ def test_a_slow_model_call_blocks_no_ping_greeting_health_or_text() -> None:
         started = time.monotonic()
         with connect(rig.ws, ping_interval=0.2, ping_timeout=0.3) as second:
             second.recv()
-            assert time.monotonic() - started < 2.0
+            assert time.monotonic() - started < 8.0
             assert httpx.get(rig.http + "/healthz").status_code == 200
             time.sleep(1.0)  # several keepalive periods of both sides
             rig.runner.gate.set()
-            waiting.join(10)
+            waiting.join(30)
             assert answers and answers[0]["actions"].shape == (HORIZON, 7)
             second.send(wire.packb(observation()))
             assert isinstance(second.recv(), bytes)
@@ -158,7 +158,7 @@ def test_a_slow_model_call_blocks_no_ping_greeting_health_or_text() -> None:
 
 def test_old_clients_wait_for_the_warm_up_as_for_a_late_port() -> None:
     warm = threading.Event()
-    with serve(warm_up=lambda: warm.wait(20)) as rig:
+    with serve(warm_up=lambda: warm.wait(60)) as rig:
         assert httpx.get(rig.http + "/readyz").json()["status"] == "warming"
         got: list[object] = []
         waiting = threading.Thread(target=lambda: got.append(WebsocketClientPolicy("127.0.0.1", rig.server.port)))
@@ -166,7 +166,7 @@ def test_old_clients_wait_for_the_warm_up_as_for_a_late_port() -> None:
         time.sleep(0.2)
         assert not got
         warm.set()
-        waiting.join(10)
+        waiting.join(30)
         assert got and httpx.get(rig.http + "/readyz").status_code == 200
 
 

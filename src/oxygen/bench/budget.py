@@ -19,7 +19,7 @@ from oxygen.bench.report import progress
 from oxygen.core.config import EngineConfig
 from oxygen.core.tasks import ActionTask, Observation, TextTask
 from oxygen.engine.engine import Engine
-from oxygen.engine.stats import StepRecord
+from oxygen.tickets.record import StepRecord
 
 COLUMNS = (
     ("budget", "budget"),

@@ -12,7 +12,7 @@ from oxygen.checkpoint.shipped import resolve
 from oxygen.core.config import EngineConfig
 from oxygen.core.errors import OxygenError
 from oxygen.engine.engine import Engine
-from oxygen.models.pi05.opening import read_pi05
+from oxygen.runtime.torch.families import read_folder
 from oxygen.runtime.torch.open import open_runner
 from oxygen.sim.drive import Door
 from oxygen.sim.isolated import IsolatedDoor
@@ -50,7 +50,7 @@ def open_door(
     if mode not in MODES:
         raise ValueError(f"mode {mode!r}: expected one of {', '.join(MODES)}")
     folder = resolve(model)
-    processor = read_pi05(folder).processor()
+    processor = read_folder(folder).processor()
     runner = open_runner(folder, device=device, dtype=dtype, forbidden_ids=processor.forbidden_ids, threads=threads)
     noise_shape = (runner.limits.horizon, runner.limits.action_dim)
     warm_up: Callable[[], object] | None = getattr(runner, "warm_up", None)

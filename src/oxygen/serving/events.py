@@ -28,7 +28,7 @@ async def stream(request: Request) -> StreamingResponse:
     wanted = _Filter(request.query_params)
 
     async def lines() -> AsyncIterator[str]:
-        with gateway.feed.subscribe(wanted.session) as events:
+        with gateway.feed.subscribe(wanted.session, wanted.types) as events:
             yield ": open\n\n"
             while not events.is_closed:
                 batch = await events.wait(_BEAT_S)
@@ -49,7 +49,7 @@ async def socket(websocket: WebSocket) -> None:
     link = Link(websocket, gateway.settings, is_one_way=True)
 
     async def serve() -> None:
-        with gateway.feed.subscribe(wanted.session) as events:
+        with gateway.feed.subscribe(wanted.session, wanted.types) as events:
             try:
                 while not events.is_closed:
                     for event in await events.wait():
@@ -65,9 +65,7 @@ class _Filter:
     def __init__(self, query: Any) -> None:
         self.session = query.get("session") or ANY
         self._kinds = frozenset(filter(None, query.get("kinds", "").split(",")))
-        self._types = frozenset(filter(None, query.get("types", "text,gap,warning,goodbye").split(",")))
+        self.types = frozenset(filter(None, query.get("types", "text,warning,goodbye").split(",")))
 
     def __call__(self, event: Event) -> bool:
-        if event["type"] not in self._types:
-            return False
         return not self._kinds or event["type"] != "text" or event.get("kind") in self._kinds

@@ -15,11 +15,12 @@ ANY = "*"
 
 
 class Subscription:
-    """One listener's queue. Iterate it; leaving the `with` block ends it."""
+    """One listener's queue of events of some types (None: all). Iterate it; leaving the `with` block ends it."""
 
-    def __init__(self, feed: Feed, session: str, limit: int) -> None:
+    def __init__(self, feed: Feed, session: str, types: frozenset[str] | None, limit: int) -> None:
         self.session = session
         self._feed = feed
+        self._types = types
         self._queue: deque[Event] = deque()
         self._limit = limit
         self._num_dropped = 0
@@ -33,6 +34,8 @@ class Subscription:
         self._feed.unsubscribe(self)
 
     def put(self, event: Event) -> None:
+        if self._types is not None and event["type"] not in self._types:
+            return
         if len(self._queue) >= self._limit:
             self._queue.popleft()
             self._num_dropped += 1
@@ -79,8 +82,8 @@ class Feed:
         self._limit = limit
         self._subscriptions: dict[str, set[Subscription]] = {}
 
-    def subscribe(self, session: str = ANY, limit: int | None = None) -> Subscription:
-        subscription = Subscription(self, session, limit or self._limit)
+    def subscribe(self, session: str = ANY, types: frozenset[str] | None = None) -> Subscription:
+        subscription = Subscription(self, session, types, self._limit)
         self._subscriptions.setdefault(session, set()).add(subscription)
         return subscription
 

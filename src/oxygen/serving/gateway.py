@@ -7,6 +7,7 @@ model runs in the engine's own thread. So a slow model call blocks nobody's gree
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -27,6 +28,8 @@ from oxygen.serving.sessions import Owner, Session, Sessions
 from oxygen.serving.settings import ServeSettings
 from oxygen.serving.timeline import Timeline
 from oxygen.tickets.ticket import Ticket
+
+log = logging.getLogger("oxygen.serving")
 
 T = TypeVar("T")
 
@@ -65,21 +68,24 @@ class Gateway:
         self.metrics.connections.add(door)
         if was_known:
             session.clear()
-            session.resetting = asyncio.ensure_future(self.reset(session))
-        self.feed.publish(
-            session.name, {"type": "session", "session": session.name, "status": "connected", "door": door}
-        )
+            if self.engine.status == "ready":
+                session.resetting = asyncio.ensure_future(self.reset(session))
+        log.info("robot connected", extra={"session": session.name, "door": door})
+        event = {"type": "session", "session": session.name, "status": "connected", "door": door}
+        self.feed.publish(session.name, event)
         return session
 
     def release_session(self, session: Session, owner: Owner) -> None:
         self.sessions.release(session, owner)
         if session.owner is None:
+            log.info("robot gone", extra={"session": session.name, "frames": session.num_frames})
             self.feed.publish(session.name, {"type": "session", "session": session.name, "status": "gone"})
 
     async def reset(self, session: Session) -> None:
-        """End the episode: nothing of it is left when this returns."""
+        """End the episode: nothing of it is left when this returns. Raises Refused when the engine is gone."""
         session.clear()
-        if self.engine.status == "ready":
+        if self.engine.status != "warming":
+            self._check_engine()
             await self.in_thread(self.engine.reset, session.name, self.settings.answer_timeout_s)
 
     # Frames

@@ -34,6 +34,7 @@ from oxygen.serving.wire import WireLimits
 
 VLLM_OMNI_PATH = "/v1/realtime/robot/openpi"
 WARM_UP_PATIENCE_S = 300.0
+_TEXT = frozenset({"text"})
 
 
 class OpenpiDoor:
@@ -132,14 +133,14 @@ class OpenpiDoor:
             reply["session"] = result.session
             reply["frame_id"] = result.frame_id
             reply["texts"] = list(flight.text_ids)
-            reply["text"] = [e for e in self._texts.drain() if e["type"] in ("text", "gap")] if self._texts else []
+            reply["text"] = self._texts.drain() if self._texts else []
             reply["warnings"] = [{"code": code, "message": text} for code, text in flight.warnings]
         return reply
 
     def _enter(self, name: Any) -> Session:
         self._leave()
         session = self._gateway.open_session(name, "openpi", self._link)
-        self._session, self._texts = session, self._gateway.feed.subscribe(session.name)
+        self._session, self._texts = session, self._gateway.feed.subscribe(session.name, _TEXT)
         return session
 
     def _leave(self) -> None:

@@ -72,7 +72,7 @@ class Recorder:
         if self.num_dropped:
             log.warning("the recording lacks %d records: the disk could not follow", self.num_dropped)
         self._writer.add_metadata("oxygen", {"dropped": str(self.num_dropped)})
-        self._writer.finish()
+        self._writer.finish()  # type: ignore[no-untyped-call]
         self._file.close()
 
     def _put(self, session: str, kind: str, encoding: str, encode: Callable[[], bytes], at: float) -> None:

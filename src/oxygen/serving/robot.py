@@ -33,7 +33,7 @@ from oxygen.serving.sessions import Session
 from oxygen.serving.wire import WireLimits
 from oxygen.tickets.ticket import Ticket
 
-_PASSED_ON = frozenset({"text", "gap", "warning"})
+_PASSED_ON = frozenset({"text", "warning", "goodbye"})
 
 
 class RobotDoor:
@@ -55,7 +55,7 @@ class RobotDoor:
         try:
             session = gateway.open_session(self._name, "robot", self._link)
             await self._send(metadata.greeting(gateway, session.name))
-            with gateway.feed.subscribe(session.name) as events:
+            with gateway.feed.subscribe(session.name, _PASSED_ON) as events:
                 writer = asyncio.ensure_future(self._pass_on(events))
                 try:
                     while True:
@@ -77,8 +77,7 @@ class RobotDoor:
         with contextlib.suppress(LinkClosed):
             while not events.is_closed:
                 for event in await events.wait():
-                    if event["type"] in _PASSED_ON or event["type"] == "goodbye":
-                        await self._send(event)
+                    await self._send(event)
 
     async def _take(self, session: Session, data: bytes | str) -> None:
         """Handle one message. What is wrong with it is told to the client; the link stays."""

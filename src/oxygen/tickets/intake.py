@@ -20,13 +20,14 @@ from oxygen.processing.transcript import Transcript
 from oxygen.scheduler.state import Request, Text
 from oxygen.tickets.ticket import TextHandle, Ticket, pending
 
+_ids = itertools.count()  # one for all engines: a runner that changes hands must not mistake a frame for an older one
+
 
 class Intake:
     """The way in. cancel(request id, task id or None) is what tickets and handles call."""
 
     def __init__(self, processor: Processor, limits: RunnerLimits, cancel: Callable[[int, int | None], None]) -> None:
         self._processor, self._limits, self._cancel = processor, limits, cancel
-        self._ids = itertools.count()
 
     def frame(
         self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask], now: float
@@ -43,12 +44,12 @@ class Intake:
                 raise InvalidInput("prompt", f"at most {limits.context_len} tokens in all", f"{context.num_tokens}")
         frame_id = -1 if observation.frame_id is None else observation.frame_id
         captured_at = time.time() if observation.captured_at is None else observation.captured_at
-        request = Request(next(self._ids), observation.session, now, frame_id, captured_at, observation, inputs)
+        request = Request(next(_ids), observation.session, now, frame_id, captured_at, observation, inputs)
         for task, encoded in zip(actions, inputs.actions, strict=True):
             (expert,) = experts_meant(limits, task)
             item = ActItem(
                 request_id=request.request_id,
-                task_id=next(self._ids),
+                task_id=next(_ids),
                 context_row=-1,
                 context_len=inputs.contexts[0].num_tokens,
                 expert=task.expert,
@@ -67,7 +68,7 @@ class Intake:
         """Encode a late question on a session's newest frame, if there is one; raises InvalidInput."""
         if task.kind not in self._processor.kinds:
             raise InvalidInput("kind", f"one of {list(self._processor.kinds)}", repr(task.kind))
-        request = Request(next(self._ids), session, now)
+        request = Request(next(_ids), session, now)
         self._add_text(request, task, EncodedTask(0))
         self.put_on(frame, request)
         for late in request.late.values():
@@ -100,7 +101,7 @@ class Intake:
         return Ticket(request.session, request.captured_at, chunks, handles, request.frame_id, cancel)
 
     def _add_text(self, request: Request, task: TextTask, encoded: EncodedTask) -> None:
-        task_id = next(self._ids)
+        task_id = next(_ids)
         handle = TextHandle(task, request.session, None, partial(self._cancel, request.request_id, task_id))
         transcript = Transcript(task, self._processor.tokenizer.stream(), self._limits.eos_ids)
         deadline = inf if task.deadline_s is None else request.submitted_at + task.deadline_s

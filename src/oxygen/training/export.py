@@ -79,6 +79,33 @@ def curves(rows: list[dict[str, Any]], num_lines: int = 24) -> str:
     return head + "|---" * 8 + "|\n" + "\n".join(lines)
 
 
+def plot_curves(rows: list[dict[str, Any]], path: Path) -> bool:
+    """Losses over steps, taught and held out. False without matplotlib."""
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        return False
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (left, right) = pyplot.subplots(1, 2, figsize=(9, 3.2), constrained_layout=True)
+    held_out = [row for row in rows if "held_out_flow" in row]
+    for axis, name in ((left, "flow"), (right, "text")):
+        axis.plot([r["step"] for r in rows], [r[name] for r in rows], label="training batches", linewidth=1.0)
+        axis.plot(
+            [r["step"] for r in held_out],
+            [r[f"held_out_{name}"] for r in held_out],
+            "o-",
+            label="held out",
+            markersize=3,
+        )
+        axis.set(title=f"{name} loss", xlabel="step", yscale="log")
+        axis.legend(fontsize=8)
+    figure.savefig(path, dpi=90)
+    pyplot.close(figure)
+    return True
+
+
 def model_card(facts: Mapping[str, Any], results: str) -> str:
     """The card. facts: numbers of the run; results: the evaluation's own tables, or a line that says there are none."""
     return CARD.format(
@@ -123,6 +150,8 @@ Stages: {stages}. Stored as {dtype}.
 {rollouts}
 
 {curves}
+
+All rows: `training_log.jsonl`; the same as a picture: `curves.png`.
 
 ## Results
 

@@ -18,7 +18,7 @@ from oxygen.checkpoint.folder import Checkpoint, open_folder
 from oxygen.checkpoint.placement import Balance, balance
 from oxygen.checkpoint.values import fingerprint
 from oxygen.core.errors import CheckpointError
-from oxygen.models.heads.spec import HeadSpec, head_from_dict
+from oxygen.models.heads.spec import HeadSpec, OftSpec, head_from_dict
 from oxygen.models.qwen3_vl.names import (
     ACTION,
     DIT,
@@ -33,6 +33,12 @@ from oxygen.models.qwen3_vl.names import (
     trunk_placements,
 )
 from oxygen.models.qwen3_vl.spec import PRESETS, Qwen3VLSpec, QwenSpec, QwenVisionSpec
+from oxygen.processing.chat import QUERY
+from oxygen.processing.chat_config import ChatConfig
+from oxygen.processing.chat_processor import ChatProcessor
+from oxygen.processing.starvla import read_dataset_statistics
+from oxygen.processing.statistics import choose_statistics
+from oxygen.processing.tokenizer import load_tokenizer
 
 _STANDARD = PRESETS["qwen3vl-4b"]
 _EXPLICIT = {"pi": ("topology", "horizon"), "gr00t": ("horizon",), "oft": ("horizon", "token_id")}
@@ -63,6 +69,38 @@ class Qwen3VLFolder:
         own = (ACTION, PROJECT)
         placed = self.balance.placed.items()
         return fingerprint((place.source, tensors[name]) for place, name in placed if not place.source.startswith(own))
+
+    @property
+    def processor_config(self) -> ChatConfig:
+        """What oxygen.json says under `processor`, with the sizes of the model. Raises CheckpointError."""
+        told = dict(self.checkpoint.declared.get("processor") or {})
+        if self.robot is not None:
+            told["robot"] = self.robot
+        given = dict(told.get("experts") or {})
+        if unknown := sorted(set(given) - {head.name for head in self.spec.heads}):
+            raise CheckpointError(f"{self.where}: processor.experts names heads that are not there: {', '.join(unknown)}")
+        told["experts"] = {
+            head.name: {**given.get(head.name, {}), "horizon": head.horizon, "action_dim": head.action_dim}
+            for head in self.spec.heads
+        }
+        told |= {"vocab_size": self.spec.vocab_size, "token_pixels": self.spec.vision.token_pixels}
+        return ChatConfig.from_dict(told)
+
+    def processor(self, tokenizer: str | Path | None = None) -> ChatProcessor:
+        """The processor, complete. tokenizer: a file that takes the place of the folder's own."""
+        path = Path(tokenizer) if tokenizer is not None else self.checkpoint.tokenizer
+        if path is None:
+            raise CheckpointError(f"{self.where}: no tokenizer (tokenizer.json); copy it from the original checkpoint")
+        config, loaded = self.processor_config, load_tokenizer(path)
+        sets, masks = read_dataset_statistics(self.checkpoint.folder)
+        sets = (*self.checkpoint.statistics, *sets)
+        chosen = choose_statistics(sets, self.asset_id or config.asset_id, self.where) if sets else None
+        for head in self.spec.heads:
+            query = loaded.encode(QUERY)
+            if isinstance(head, OftSpec) and query != [head.token_id]:
+                raise CheckpointError(f"{self.where}: head {head.name} reads at token {head.token_id}, {QUERY} is {query}")
+        mask = masks.get(chosen.asset_id) if chosen else None
+        return ChatProcessor(config, loaded, chosen, mask)
 
 
 def read_qwen3_vl(

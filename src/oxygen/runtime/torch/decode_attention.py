@@ -211,7 +211,7 @@ def attend_run(store: Store, run: RunTensors, layer: int, q: Tensor) -> Tensor:
     out = _select(out.reshape(rows * cells, num_heads, head_dim), run.text_cell)
 
     tail_weights = weights[..., run.context_len :].transpose(1, 2).reshape(rows * cells, kv_heads, group, run.tail_len)
-    tail_weights = _select(tail_weights, run.cell_of_tail).view(-1, group, run.tail_len)
+    tail_weights = _select(tail_weights, run.cell_of_tail).reshape(-1, group, run.tail_len)
     values = tails.values[layer][run.tail_start : run.tail_stop, :, : run.tail_len].flatten(0, 1)
     own = torch.bmm(tail_weights, values).view(-1, num_heads, head_dim)
     return out.add_(_select(own, run.tail_of_text))

@@ -9,6 +9,6 @@ import torch
 def storage_bytes(numbers: np.ndarray) -> bytes:
     """float32 numbers as the argument of `torch.storage._load_from_bytes`, made by torch's own pickling."""
     tensor = torch.from_numpy(np.ascontiguousarray(numbers, dtype=np.float32).reshape(-1))
-    storage = tensor.__reduce_ex__(4)[1][0]
+    storage = tensor.__reduce_ex__(4)[1][0]  # type: ignore[no-untyped-call]
     data: bytes = storage.__reduce__()[1][0]
     return data

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -12,7 +13,14 @@ from oxygen.models.pi05.torch.weights import save_pi05
 from oxygen.sim.drive import EXECUTED
 from oxygen.sim.tasks import DAGGER_SEEDS, TRAIN_SEEDS
 from oxygen.training.batches import Scales
-from oxygen.training.export import curves, model_card, processor_settings, read_log, statistics_of
+from oxygen.training.export import (
+    curves,
+    model_card,
+    plot_curves,
+    processor_settings,
+    read_log,
+    statistics_of,
+)
 from oxygen.training.frames import Frames
 from oxygen.training.recipe import SPEC, Recipe
 from oxygen.training.torch.losses import AUX_WEIGHT, TEXT_WEIGHT
@@ -61,6 +69,10 @@ def export(
         "curves": curves(read_log(work / "train" / "log.jsonl")),
     }
     card = model_card(facts, results.read_text(encoding="utf-8") if results.exists() else NO_RESULTS)
+    rows = read_log(work / "train" / "log.jsonl")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "training_log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    plot_curves(rows, folder / "curves.png")
     return save_pi05(
         model,
         folder,

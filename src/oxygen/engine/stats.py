@@ -1,3 +1,0 @@
-from oxygen.tickets.record import EngineStats, StepRecord
-
-__all__ = ["EngineStats", "StepRecord"]
