@@ -3,22 +3,35 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+WORK   ?= out/train
 # Threads that spin at barriers make shared cores crawl; passive waiting costs nothing on free ones.
 export OMP_WAIT_POLICY ?= passive
 export GOMP_SPINCOUNT ?= 0
 
-.PHONY: install demo test check clean
+.PHONY: install opengl demo train test check clean
 
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[bench]" --group test --group check
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[serve,bench,demo]" --group test --group check
+	$(BIN)/python -m pip install --quiet --no-deps openpi-client --editable packages/oxygen-client
 	touch $@
 
-demo: install
+# The simulator draws off screen with Mesa. Where it cannot be had, the demo replays a recorded episode and says so.
+opengl:
+	@$(PYTHON) -c "import ctypes; ctypes.CDLL('libOSMesa.so.8')" 2>/dev/null \
+	  || { command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ] && apt-get update -qq \
+	       && apt-get install -y -qq --no-install-recommends libosmesa6 libegl1 libgl1 libgles2 libopengl0 >/dev/null; } \
+	  || echo "no off-screen OpenGL here: install libosmesa6 to see the simulated arm itself"
+
+demo: install opengl
 	$(BIN)/oxygen demo
+
+# From nothing to the checkpoint in src/oxygen/assets/oxygen-tiny; resumes where it stopped.
+train: install opengl
+	$(BIN)/oxygen train --work $(WORK)
 
 test: install
 	$(BIN)/python -m pytest

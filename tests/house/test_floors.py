@@ -88,7 +88,9 @@ def test_files_and_functions_are_small(path: Path) -> None:
     assert len(source.splitlines()) <= MAX_FILE_LINES
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.end_lineno:
-            assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, f"{node.name} is {node.end_lineno - node.lineno + 1} lines"
+            assert node.end_lineno - node.lineno < MAX_FUNCTION_LINES, (
+                f"{node.name} is {node.end_lineno - node.lineno + 1} lines"
+            )
 
 
 def test_the_heart_is_small() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oxygen.bench.command import LANES, Run, add_common, begin, integers, positive
-from oxygen.bench.costs import DTYPE_BYTES, act, decode, prefill
+from oxygen.bench.costs import DTYPE_BYTES, Ceilings, act, decode, prefill
 from oxygen.bench.measure import expected_batch, median, put
 from oxygen.bench.parallel import open_pair
 from oxygen.bench.probe import Rooms
@@ -26,17 +26,22 @@ def run(args: argparse.Namespace) -> int:
     rounds = tuple(sorted({min(k, args.new_tokens) for k in args.rounds}))
     point = Point(args.new_tokens, rounds, args.num_steps, ALL, is_metered=True, with_alone=True)
     run = begin("frame", args, new_tokens=args.new_tokens, rounds=rounds)
+    from oxygen.bench.torch.ceilings import CeilingMeter
+
     report = run.report
     pair = None if args.no_parallel else open_pair(run.setup, args.new_tokens, report.note)
     try:
         stand = Stand(run, Rooms(run.setup.open(**room_for([point]))), point, pair)
-        stand.measure("frame")
+        ceilings = CeilingMeter(run.setup.spec(), run.setup.frames().context_len, args.dtype, args.device)
+        stand.measure("frame", beside=ceilings.sample)
         report.rows = stand.rows()
     finally:
         if pair is not None:
             pair.close()
     promise = report.extra["actions_first"] = actions_first(stand)
-    report.extra["ceilings"] = add_floors(report.rows, run)
+    typical = ceilings.typical()
+    add_floors(report.rows, run, typical)
+    report.extra["ceilings"] = {"flops_per_s": typical.flops_per_s, "bytes_per_s": typical.bytes_per_s}
     report.note(
         f"actions ready after {promise['action_ready_ms']:.1f} ms with {promise['live_texts']:.0f} live texts,"
         f" {promise['action_ready_ms_alone']:.1f} ms with none: ratio {promise['ratio']:.3f}"
@@ -61,13 +66,10 @@ def actions_first(stand: Stand) -> dict[str, Any]:
     return found
 
 
-def add_floors(rows: Sequence[dict[str, Any]], run: Run) -> dict[str, float]:
-    """Write the floor of each row's frame into it; returns the ceilings that the floors rest on."""
-    from oxygen.bench.torch.ceilings import measure_ceilings
-
+def add_floors(rows: Sequence[dict[str, Any]], run: Run, ceilings: Ceilings) -> None:
+    """Write the floor of each row's frame into it: the sum of its stages' floors."""
     spec, shape, size = run.setup.spec(), run.setup.shape(), DTYPE_BYTES[run.setup.dtype]
     length = shape.context_len(spec.tokens_per_image)
-    ceilings = measure_ceilings(spec, length, run.setup.dtype, run.setup.device)
     for row in rows:
         n, k = row["new_tokens"], row["k"]
         batch = expected_batch(n, k) if row["mode"] == "oxygen" else 1
@@ -77,7 +79,6 @@ def add_floors(rows: Sequence[dict[str, Any]], run: Run) -> dict[str, float]:
         floor += act(spec, length, row["num_steps"], size).floor_ms(ceilings)
         floor += rounds * decode(spec, batch, length, n / 2, size).floor_ms(ceilings)
         row["floor_ms"] = round(floor, 3)
-    return {"flops_per_s": ceilings.flops_per_s, "bytes_per_s": ceilings.bytes_per_s}
 
 
 def draw(figure: Any, rows: Sequence[dict[str, Any]]) -> None:

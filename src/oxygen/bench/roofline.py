@@ -41,26 +41,26 @@ def run(args: argparse.Namespace) -> int:
     meter = StageMeter(runner, run.setup.frames(), context_row=biggest - 1, first_tail=0, new_tokens=args.new_tokens)
     meter.fill(biggest - 1, 0)
     wanted = [(batch, CALL_ROUNDS) for batch in args.batches]
-    from oxygen.bench.torch.ceilings import measure_ceilings
+    from oxygen.bench.torch.ceilings import CeilingMeter
 
     spec, shape = run.setup.spec(), run.setup.shape()
     length = shape.context_len(spec.tokens_per_image)
-    found = []
+    ceilings = CeilingMeter(spec, length, run.setup.dtype, run.setup.device)
     meter.measure([args.num_steps], wanted)
     meter.times = StageTimes()
     with progress("roofline", args.frames) as advance:
-        for turn in range(args.frames):
+        for _ in range(args.frames):
+            ceilings.sample()
             meter.measure([args.num_steps], wanted)
-            if turn % max(1, args.frames // 3) == 0:  # ceilings move with the machine's clock: measured in between
-                found.append(measure_ceilings(spec, length, run.setup.dtype, run.setup.device))
             advance(1)
-    best = costs.Ceilings(max(c.flops_per_s for c in found), max(c.bytes_per_s for c in found))
-    report = run.report
-    report.rows = rows(run, meter.times, best, args.batches, args.new_tokens)
-    report.extra["ceilings"] = {"flops_per_s": best.flops_per_s, "bytes_per_s": best.bytes_per_s}
+    report, typical = run.report, ceilings.typical()
+    report.rows = rows(run, meter.times, ceilings.found, args.batches, args.new_tokens)
+    report.extra["ceilings"] = {"flops_per_s": typical.flops_per_s, "bytes_per_s": typical.bytes_per_s}
+    low, high = min(c.bytes_per_s for c in ceilings.found) / 1e9, max(c.bytes_per_s for c in ceilings.found) / 1e9
     report.note(
-        f"ceilings measured here, {args.dtype}: {best.flops_per_s / 1e9:.0f} Gflop/s in products of {length} rows,"
-        f" {best.bytes_per_s / 1e9:.1f} GB/s in a large matrix-vector product"
+        f"ceilings, {args.dtype}, measured beside every turn: {typical.flops_per_s / 1e9:.0f} Gflop/s in products of"
+        f" {length} rows, {typical.bytes_per_s / 1e9:.1f} GB/s ({low:.1f} to {high:.1f}) in a large matrix-vector"
+        " product; the achieved share is the median over turns, each against its own ceilings"
     )
     report.figure("floors", lambda figure: draw(figure, report.rows))
     report.finish(COLUMNS, f"roofline: {args.model} {args.dtype}, {shape.num_cameras} cameras, {length} tokens")
@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def rows(
-    run: Run, times: StageTimes, ceilings: costs.Ceilings, batches: Sequence[int], new_tokens: int
+    run: Run, times: StageTimes, ceilings: Sequence[costs.Ceilings], batches: Sequence[int], new_tokens: int
 ) -> list[dict[str, Any]]:
     """One row per stage."""
     spec, shape, size = run.setup.spec(), run.setup.shape(), costs.DTYPE_BYTES[run.setup.dtype]
@@ -90,13 +90,17 @@ def rows(
     return made
 
 
-def _row(stage: str, measured_ms: Sequence[float], cost: costs.Cost, ceilings: costs.Ceilings) -> dict[str, Any]:
+def _row(
+    stage: str, measured_ms: Sequence[float], cost: costs.Cost, ceilings: Sequence[costs.Ceilings]
+) -> dict[str, Any]:
+    """Turn i of measured_ms was measured beside ceilings[i]."""
     row: dict[str, Any] = {"stage": stage}
     put(row, "measured_ms", measured_ms)
+    put(row, "compute_floor_ms", [cost.compute_floor_ms(c) for c in ceilings])
+    put(row, "bandwidth_floor_ms", [cost.bandwidth_floor_ms(c) for c in ceilings])
+    shares = [cost.floor_ms(c) / ms for c, ms in zip(ceilings, measured_ms, strict=True)]
+    put(row, "achieved_share", shares, digits=4)
     seconds = row["measured_ms"] / 1e3
-    row["compute_floor_ms"] = round(cost.compute_floor_ms(ceilings), 3)
-    row["bandwidth_floor_ms"] = round(cost.bandwidth_floor_ms(ceilings), 3)
-    row["achieved_share"] = round(cost.floor_ms(ceilings) / row["measured_ms"], 4)
     row["tflops_per_s"] = round(cost.flops / seconds / 1e12, 4)
     row["gbytes_per_s"] = round(cost.bytes / seconds / 1e9, 3)
     return row

@@ -4,6 +4,7 @@ lost?"""
 from __future__ import annotations
 
 import argparse
+import gc
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,6 +59,7 @@ def run(args: argparse.Namespace) -> int:
     verdict["rows_free_at_end"] = True
     verdict["live_as_expected"] = book.live.tolist() == expected
     verdict["live_before_the_end"] = used.live_texts
+    verdict["garbage_in_cycles"] = gc.collect()  # objects that only the collector could free
     report.extra["verdict"] = verdict
     is_good = bool(verdict["memory_is_flat"] and verdict["time_is_flat"] and verdict["live_as_expected"])
     growth = verdict["memory_growth_bytes"] / 2**20

@@ -3,7 +3,7 @@ rows."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -122,8 +122,8 @@ class Stand:
             clock=self.rooms.clock,
         )
 
-    def measure(self, title: str) -> None:
-        """Run all lanes; between them, as often as a baseline's turn comes, the stages by themselves."""
+    def measure(self, title: str, beside: Callable[[], object] = lambda: None) -> None:
+        """Run all lanes; between them, as often as a baseline's turn comes, the stages by themselves (and `beside`)."""
         point, meter, clock_turns = self.point, self.meter, max(lane.num_frames for lane in self.lanes)
         wanted = sorted({*((point.batch(k), min(k, point.new_tokens)) for k in point.rounds), (1, self._alone_rounds)})
 
@@ -135,6 +135,7 @@ class Stand:
                 meter.measure([point.num_steps], wanted)
                 meter.times = StageTimes()
             if is_due(turn, self.num_few, clock_turns):
+                beside()
                 meter.measure([point.num_steps], wanted)
 
         self.run.alternate(title, self.lanes, between)

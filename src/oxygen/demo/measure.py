@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -90,7 +91,7 @@ def run_all(
                 opened.door,
                 wanted=wanted_texts(arm.task.name),
                 noise_shape=opened.noise_shape,
-                on_look=lambda look, arm=arm: on_look(run, arm, look),
+                on_look=partial(on_look, run, arm),
             )
         finally:
             arm.close()

@@ -59,7 +59,8 @@ class Arm:
         self.task = TASKS[task]
         self._mujoco = mujoco
         self._env = _block(self.task.env, 0).train_classes[self.task.env]()
-        self._expert = ENV_POLICY_MAP[self.task.env]()
+        make_expert: Any = ENV_POLICY_MAP[self.task.env]
+        self._expert = make_expert()
         self._model, self._data = self._env.model, self._env.data
         self._model.vis.quality.offsamples = 0
         self._model.cam_pos[self._model.camera("corner2").id] = (0.75, 0.075, 0.7)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from typing import Any
 
 from oxygen.core.inputs import ContextInputs, EncodedTask, ModelInputs
 from oxygen.core.plan import ActItem, DecodeItem, PrefillItem, Runner
@@ -47,7 +48,8 @@ class LateAnswer:
         return self.chunk.result(timeout)
 
     def fail(self, error: BaseException) -> None:
-        for future in (self.chunk, *(text.future for text in self.texts)):
+        futures: list[Future[Any]] = [self.chunk, *(text.future for text in self.texts)]
+        for future in futures:
             if not future.done():
                 future.set_exception(error)
 

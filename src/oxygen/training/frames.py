@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -81,7 +82,7 @@ class Recording:
     def add(self, arm: Arm, seed: int) -> None:
         facts = arm.facts()
         pictures = arm.look()
-        values = {
+        values: dict[str, Any] = {
             "images": np.stack([pictures[name] for name in CAMERAS]),
             "states": arm.state,
             "chunks": arm.expert_chunk(self.horizon),
