@@ -18,7 +18,12 @@ from oxygen.processing.statistics import Statistics
 from oxygen.processing.tokenizer import Tokenizer, load_tokenizer
 
 CONTROL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>", "<|image_pad|>")
-ROBOT = {"name": "generic", "cameras": {"front": "a", "wrist": {"slot": "b", "required": False}}, "state_dim": 3, "action_dim": 3}
+ROBOT = {
+    "name": "generic",
+    "cameras": {"front": "a", "wrist": {"slot": "b", "required": False}},
+    "state_dim": 3,
+    "action_dim": 3,
+}
 EXPERTS = {
     "pi": ExpertOutput(4, 7),
     "gr00t": ExpertOutput(5, 7, "quantile"),
@@ -40,7 +45,10 @@ def tokenizer_file() -> Path:
     model.decoder = decoders.ByteLevel()
     words = ["user assistant pick up the red block . \n Please predict the next 6 robot actions : <action> "] * 9
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=list(CONTROL), initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
+        vocab_size=420,
+        special_tokens=list(CONTROL),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
     )
     model.train_from_iterator([*words, *[QUERY] * 9], trainer)
     path = Path(mkdtemp()) / "tokenizer.json"

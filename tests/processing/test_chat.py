@@ -70,7 +70,9 @@ def test_experts_share_what_their_prompts_begin_with():
     pi, gr00t, oft = (whole(found, encoded, task) for task in encoded.actions)
     assert pi == gr00t and context.num_tokens == len(context.token_ids) < len(oft)
     assert oft.count(tokenizer().encode(QUERY)[0]) == 6 and len(tokenizer().encode(QUERY)) == 1
-    start, pad, end = (tokenizer().vocabulary.names.index(n) for n in ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>"))
+    start, pad, end = (
+        tokenizer().vocabulary.names.index(n) for n in ("<|vision_start|>", "<|image_pad|>", "<|vision_end|>")
+    )
     assert context.token_ids.count(pad) == 64 and context.token_ids.count(start) == context.token_ids.count(end) == 1
     text = tokenizer().decode(pi)
     assert text == "user\npick up the red block\nassistant\n"
@@ -94,7 +96,9 @@ def test_a_text_that_is_the_context_itself_reads_all_of_it():
     found = processor(templates={"pi": "{prompt}", "echo": "{prompt}"})
     encoded = found.encode(SEEN, ALL[:1], (TextTask("echo"),))
     assert encoded.texts[0].tail_ids == () and encoded.texts[0].context_len == 0
-    shorter = processor(templates={"oft": "{prompt}", "echo": {"text": "{prompt}", "chat": "<|im_start|>{images}{text}"}})
+    shorter = processor(
+        templates={"oft": "{prompt}", "echo": {"text": "{prompt}", "chat": "<|im_start|>{images}{text}"}}
+    )
     encoded = shorter.encode(SEEN, (ActionTask("oft"),), (TextTask("echo"),))
     assert encoded.num_unshared == 1 and encoded.texts[0].context == 1  # it differs before the pictures end
 
@@ -127,7 +131,9 @@ def test_a_wrapper_goes_around_the_instruction():
     found = processor(wrapper="Do this: {instruction} Say where.")
     encoded = found.encode(SEEN, (ActionTask("oft"),), (TextTask("answer", "why?"),))
     said = tokenizer().decode(encoded.contexts[0].token_ids)
-    assert said.startswith("user\nDo this: pick up the red block Please predict") and said.endswith("Say where.\nassistant\n")
+    assert said.startswith("user\nDo this: pick up the red block Please predict") and said.endswith(
+        "Say where.\nassistant\n"
+    )
     assert "Say where" not in tokenizer().decode(whole(found, encoded, encoded.texts[0]))
     with pytest.raises(CheckpointError, match="instruction"):
         processor(wrapper="nothing")
@@ -150,7 +156,10 @@ def test_chunks_in_robot_units():
     assert found.decode_actions(normal, inputs, "oft")[0].tolist() == [0.5, 3.0, 1.0]
     assert found.decode_actions(normal * 0.9, inputs, "oft")[0, 2] == 0.0
     assert found.decode_actions(normal * 9, inputs, "pi")[0].tolist() == [1.0, 4.0, 1.0]  # clipped
-    for bad, error in ((np.full((4, 7), np.nan, np.float32), OxygenError), (np.zeros((4, 3), np.float32), InvalidInput)):
+    for bad, error in (
+        (np.full((4, 7), np.nan, np.float32), OxygenError),
+        (np.zeros((4, 3), np.float32), InvalidInput),
+    ):
         with pytest.raises(error):
             found.decode_actions(bad, inputs, "pi")
     low, high = np.array([0.0, 1.0]), np.array([2.0, 1.0])
@@ -168,7 +177,11 @@ def test_the_state_is_normalised_where_it_is_asked_for():
 
 def test_bad_requests_say_what_is_wrong():
     found = processor()
-    for task, message in ((TextTask("poem"), "kind"), (TextTask("narration", "why?"), "question"), (TextTask("answer"), "question")):
+    for task, message in (
+        (TextTask("poem"), "kind"),
+        (TextTask("narration", "why?"), "question"),
+        (TextTask("answer"), "question"),
+    ):
         with pytest.raises(InvalidInput, match=message):
             found.encode(SEEN, (), (task,))
     with pytest.raises(InvalidInput, match="prompt"):
@@ -199,7 +212,11 @@ def test_statistics_of_data_sets(tmp_path):
     told = {"action": STATISTICS.to_groups()["actions"] | {"mask": [True, False, True]}, "num_transitions": 7}
     (tmp_path / "dataset_statistics.json").write_text(json.dumps({"bridge": told}))
     (found,), masks = read_dataset_statistics(tmp_path)
-    assert found.asset_id == "bridge" and found.actions.max.tolist() == [1, 4, 2] and masks == {"bridge": (True, False, True)}
+    assert (
+        found.asset_id == "bridge"
+        and found.actions.max.tolist() == [1, 4, 2]
+        and masks == {"bridge": (True, False, True)}
+    )
     (tmp_path / "dataset_statistics.json").write_text("[1]")
     with pytest.raises(CheckpointError, match="StarVLA"):
         read_dataset_statistics(tmp_path)

@@ -97,7 +97,9 @@ class ChatProcessor:
         prompts = [ids for ids, _ in asked] or [ids for ids, _ in wanted]
         core = prompts[0][: reduce(min, (common_length(prompts[0], other) for other in prompts))]
         if asked and len(core) < open_from:
-            raise InvalidInput("actions", "experts whose prompts agree up to the pictures", "prompts that differ before")
+            raise InvalidInput(
+                "actions", "experts whose prompts agree up to the pictures", "prompts that differ before"
+            )
         contexts = [ContextInputs(pictures, core, len(core))]
         if not asked and len(core) < open_from:
             contexts.clear()
@@ -240,7 +242,9 @@ class ChatProcessor:
         if found is None or any(getattr(found, key) is None for key in NORMALIZATIONS[mode]):
             raise CheckpointError(f"normalisation of {name} by {mode}: the statistics lack {NORMALIZATIONS[mode]}")
         if found.dim < dim:
-            raise CheckpointError(f"statistics know {found.dim} dimensions of {name}, robot {self.robot.name} has {dim}")
+            raise CheckpointError(
+                f"statistics know {found.dim} dimensions of {name}, robot {self.robot.name} has {dim}"
+            )
 
     def _range(self, name: str, mode: str, dim: int) -> tuple[np.ndarray, np.ndarray]:
         found: FieldStatistics = getattr(self.statistics, name)

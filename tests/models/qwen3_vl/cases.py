@@ -9,7 +9,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor

@@ -36,7 +36,10 @@ def spec_for(*heads) -> Qwen3VLSpec:
     names = tokenizer().vocabulary.names
     tiny = PRESETS["qwen3vl-tiny"]
     plain = {name: getattr(tiny, name) for name in ("trunk", "vision")}
-    at = {key: names.index(token) for key, token in (("image_id", "<|image_pad|>"), ("vision_start_id", "<|vision_start|>"))}
+    at = {
+        key: names.index(token)
+        for key, token in (("image_id", "<|image_pad|>"), ("vision_start_id", "<|vision_start|>"))
+    }
     end = names.index("<|vision_end|>")
     return Qwen3VLSpec(
         **plain, **at, vision_end_id=end, vocab_size=512, eos_ids=tokenizer().eos_ids, max_context_len=192, heads=heads
@@ -45,7 +48,13 @@ def spec_for(*heads) -> Qwen3VLSpec:
 
 PI = PiSpec(name="pi", feature_width=64, depth=4, width=64, num_heads=1, horizon=4, action_dim=7)
 OFT = OftSpec(
-    name="oft", feature_width=64, trunk_depth=4, width=32, token_id=tokenizer().encode(QUERY)[0], horizon=6, action_dim=7
+    name="oft",
+    feature_width=64,
+    trunk_depth=4,
+    width=32,
+    token_id=tokenizer().encode(QUERY)[0],
+    horizon=6,
+    action_dim=7,
 )
 
 
@@ -64,13 +73,19 @@ def starvla(folder: Path, head: PiSpec | OftSpec, told: dict) -> Path:
     told_spec = {
         "trunk": {"rope_sections": [4, 2, 2]},
         "vision": {"num_heads": 3, "taps": [0, 1]},
-        **{key: getattr(spec, key) for key in ("image_id", "vision_start_id", "vision_end_id", "eos_ids", "max_context_len")},
+        **{
+            key: getattr(spec, key)
+            for key in ("image_id", "vision_start_id", "vision_end_id", "eos_ids", "max_context_len")
+        },
         "heads": [told],
     }
     processor = {"robot": ROBOT, "asset_id": "bridge", "first_size": None}
     (folder / "oxygen.json").write_text(json.dumps({"spec": told_spec, "processor": processor}))
     groups = STATISTICS.to_groups()
-    statistics = {"bridge": {"action": groups["actions"], "state": groups["state"]}, "other": {"action": groups["actions"]}}
+    statistics = {
+        "bridge": {"action": groups["actions"], "state": groups["state"]},
+        "other": {"action": groups["actions"]},
+    }
     (folder / "dataset_statistics.json").write_text(json.dumps(statistics))
     return folder
 
@@ -85,7 +100,9 @@ def folders(tmp_path_factory):
 
 
 def test_a_folder_serves_actions_and_text(folders):
-    engine = Engine.from_pretrained(folders[0], config=EngineConfig(budget="fixed:2"), max_contexts=4, max_texts=4, tail_len=64)
+    engine = Engine.from_pretrained(
+        folders[0], config=EngineConfig(budget="fixed:2"), max_contexts=4, max_texts=4, tail_len=64
+    )
     try:
         ticket = engine.submit(FRAME, ActionTask(seed=1), QUESTION)
         found = ticket.actions(60)

@@ -78,7 +78,9 @@ class Qwen3VLFolder:
             told["robot"] = self.robot
         given = dict(told.get("experts") or {})
         if unknown := sorted(set(given) - {head.name for head in self.spec.heads}):
-            raise CheckpointError(f"{self.where}: processor.experts names heads that are not there: {', '.join(unknown)}")
+            raise CheckpointError(
+                f"{self.where}: processor.experts names heads that are not there: {', '.join(unknown)}"
+            )
         told["experts"] = {
             head.name: {**given.get(head.name, {}), "horizon": head.horizon, "action_dim": head.action_dim}
             for head in self.spec.heads
@@ -98,7 +100,9 @@ class Qwen3VLFolder:
         for head in self.spec.heads:
             query = loaded.encode(QUERY)
             if isinstance(head, OftSpec) and query != [head.token_id]:
-                raise CheckpointError(f"{self.where}: head {head.name} reads at token {head.token_id}, {QUERY} is {query}")
+                raise CheckpointError(
+                    f"{self.where}: head {head.name} reads at token {head.token_id}, {QUERY} is {query}"
+                )
         mask = masks.get(chosen.asset_id) if chosen else None
         return ChatProcessor(config, loaded, chosen, mask)
 

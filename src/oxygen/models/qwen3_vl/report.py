@@ -85,7 +85,12 @@ def _tensors(opened: Qwen3VLFolder, with_values: bool, problems: list[str]) -> d
     index, weighed = opened.checkpoint.tensors, opened.balance
     assert index is not None
     problems += [f"{opened.where}: {problem}" for problem in weighed.problems()]
-    parts = {"vision": 0, "trunk": 0, "heads": 0, "unused": sum(index[n].num_bytes for n in (*weighed.unused, *weighed.tied))}
+    parts = {
+        "vision": 0,
+        "trunk": 0,
+        "heads": 0,
+        "unused": sum(index[n].num_bytes for n in (*weighed.unused, *weighed.tied)),
+    }
     for place, name in weighed.placed.items():
         is_head = place.source.startswith((ACTION, PROJECT))
         part = "heads" if is_head else "vision" if place.source.startswith(VISUAL) else "trunk"

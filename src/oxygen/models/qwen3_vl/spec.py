@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar, get_type_hints
 
 from oxygen.core.errors import CheckpointError
-from oxygen.models.heads.spec import HeadSpec, Gr00tSpec, OftSpec, PiSpec, head_from_dict, head_to_dict
+from oxygen.models.heads.spec import Gr00tSpec, HeadSpec, OftSpec, PiSpec, head_from_dict, head_to_dict
 
 NORM_EPS = 1e-6
 CHANNELS, FRAMES = 3, 2  # a still picture is doubled to two frames
