@@ -52,10 +52,13 @@ def heat(axes: Any, values: Sequence[Sequence[float | None]], xs: Sequence[Any],
     axes.set_xticks(range(len(xs)), [str(x) for x in xs])
     axes.set_yticks(range(len(ys)), [str(y) for y in ys])
     axes.set_title(title)
+    known = [v for line in values for v in line if v is not None]
+    middle = (min(known) + max(known)) / 2 if known else 0.0
     for i, line in enumerate(values):
         for j, value in enumerate(line):
             if value is not None:
-                axes.text(j, i, f"{value:.2f}", ha="center", va="center")
+                colour = "white" if value > middle else "black"
+                axes.text(j, i, f"{value:.2f}", ha="center", va="center", color=colour)
 
 
 def shades(count: int) -> list[tuple[float, float, float]]:

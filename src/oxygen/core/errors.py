@@ -49,7 +49,7 @@ class DeviceFault(OxygenError):
 
 
 class Ended(OxygenError):
-    """Waiting for a result that will not come: `reason` is `cancelled`, `replaced`, `dropped`, `expired` or `closed`."""
+    """What was waited for will not come: `reason` is `cancelled`, `replaced`, `dropped`, `expired` or `closed`."""
 
     def __init__(self, reason: str, message: str) -> None:
         super().__init__(message)

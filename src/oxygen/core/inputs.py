@@ -33,8 +33,8 @@ class EncodedTask:
 class ModelInputs:
     """A request, encoded. `actions` and `texts` are aligned with the request's action tasks and text tasks.
 
-    contexts: one where all tasks share a prefix; more where sharing would not be exact (promise E7). Context 0 is the one
-    that the action tasks read, if there are any. state: normalised robot state for the way back to robot units, or None.
+    contexts: one where all tasks share a prefix; more where sharing would not be exact (promise E7). Context 0 is the
+    one that the action tasks read, if there are any. state: normalised robot state for the way back to robot units.
     num_unshared: tasks that could not join context 0 because their prefix differs.
     """
 

@@ -42,8 +42,8 @@ class ActItem:
 class DecodeItem:
     """One live text in one step.
 
-    num_computed: tail positions whose K and V exist. pending: known tokens after those (the prompt tail at first, later the
-    last sampled token; empty for a text that starts straight from its context's last hidden state).
+    num_computed: tail positions whose K and V exist. pending: known tokens after those (the prompt tail at first, later
+    the last sampled token; empty for a text that starts straight from its context's last hidden state).
     num_generated: tokens sampled so far, the position of the next draw. max_tokens: how many it may still gain.
     """
 
@@ -63,8 +63,8 @@ class DecodeItem:
 class StepPlan:
     """All work of one step, in the order in which it runs.
 
-    prefill: contexts that actions read. act: chunks. prefill_text: contexts that only text reads (after the actions left).
-    decode: live texts. rounds: tokens that each may gain in this step.
+    prefill: contexts that actions read. act: chunks. prefill_text: contexts that only text reads (after the actions
+    left). decode: live texts. rounds: tokens that each may gain in this step.
     """
 
     prefill: tuple[PrefillItem, ...] = ()
@@ -75,7 +75,7 @@ class StepPlan:
 
 
 AfterRound = Callable[[Sequence[int]], Sequence[bool]]
-"""Called between rounds with one sampled token per text still in the batch (in item order); says which of them go on."""
+"""Called between rounds with one sampled token per text still in the batch (item order); says which of them go on."""
 
 
 class ExpertLimits(NamedTuple):

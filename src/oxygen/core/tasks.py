@@ -15,7 +15,7 @@ from oxygen.core.errors import InvalidInput
 class Observation:
     """One frame from one robot.
 
-    images: camera name of the robot -> picture, [height, width, 3] uint8 RGB (the processor also takes what openpi takes).
+    images: camera name of the robot -> picture, [height, width, 3] uint8 RGB (processors also take what openpi takes).
     state: proprioception in robot units, [state_dim], or None where the checkpoint reads none.
     prompt: the instruction; None takes the checkpoint's default prompt, if it has one.
     session: identity of the robot; the newest frame of a session replaces one that still waits.
@@ -78,7 +78,7 @@ class TextTask:
 
     kind: name of a prompt template of the checkpoint (`subtask`, `narration`, `memory`, `answer`, ...).
     question: operator's words, for kinds whose template has a place for them.
-    stop: strings that end the text (they are not part of it). deadline_s: seconds after submission at which it is given up.
+    stop: strings that end the text (they are not part of it). deadline_s: seconds from submission until it is given up.
     priority: higher goes first when rows are scarce. ignore_eos: go on to max_new_tokens (benchmarks).
     """
 
@@ -120,7 +120,8 @@ class ActionResult:
 class TextResult:
     """One finished text, with the age of what it describes.
 
-    finish_reason: `stop` (end-of-text or a stop string), `length`, `cancelled`, `superseded`, `expired`, `dropped`, `closed`.
+    finish_reason: `stop` (end-of-text or a stop string), `length`, `cancelled`, `superseded`, `expired`, `dropped` or
+    `closed`.
     age_frames / age_s: frames of the session begun, and seconds passed, from the frame it describes to its completion.
     """
 
