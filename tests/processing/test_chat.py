@@ -201,7 +201,7 @@ def test_bad_configurations_are_refused():
         ChatConfig.from_dict({"robot": "x"})
     with pytest.raises(CheckpointError, match="state_normalization"):
         processor(state_normalization="zscore")
-    with pytest.raises(CheckpointError, match="no token <.odd.>"):
+    with pytest.raises(CheckpointError, match=r"no token <.odd.>"):
         processor(image_tokens=("<|odd|>", "<|image_pad|>", "<|vision_end|>"))
     found = processor().config
     assert ChatConfig.from_dict(json.loads(json.dumps(found.to_dict()))) == found

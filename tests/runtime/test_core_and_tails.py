@@ -51,7 +51,7 @@ def test_texts_that_begin_inside_a_context_equal_their_whole_prompts(rig, sampli
 @torch.inference_mode()
 def test_a_core_with_tails_equals_whole_prefills(rig):
     """Features of an expert with private tokens are those of its whole prompt prefilled in one go."""
-    inputs, tail, whole = prompts(1, 5, (8, 9, 10, 11))
+    _, tail, whole = prompts(1, 5, (8, 9, 10, 11))
     core = replace(whole, token_ids=whole.token_ids[:-4], num_tokens=whole.num_tokens - 4)
     runner = rig.runner
     runner.prefill([PrefillItem(0, 0, core, 0, (("pi", tail),)), PrefillItem(1, 1, whole, 1, (("pi", ()),))])

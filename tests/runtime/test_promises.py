@@ -155,7 +155,7 @@ def test_poison_shows_a_reader_of_a_freed_row(name):
     rig.fill({1: inputs})
     runner.forget([1], [])
     for item in rig.acts(1, inputs, 0):
-        with pytest.raises(RequestFault, match="not finite|not prefilled"):
+        with pytest.raises(RequestFault, match=r"not finite|not prefilled"):
             runner.act([item])
     with pytest.raises(RequestFault, match="not finite"):
         play_out(runner, [Text(1, inputs.num_tokens, 0, 3)], 3)

@@ -1,4 +1,4 @@
-"""`oxygen bench frame --experts pi,gr00t,oft`: one, two and three action experts with the language expert on one prefill.
+"""`oxygen bench frame --experts pi,gr00t,oft`: one to three action experts and the language expert on one prefill.
 
 Random weights and made-up prompts: it measures what the system does, the actions mean nothing. E counts the language
 expert, as the paper's Table 4 does. Either every expert has a prompt of its own behind a common core (as they are
@@ -173,7 +173,7 @@ class Bench:
         }
 
     def isolated(self, new_tokens: int, repeats: int) -> float:
-        """Milliseconds of a frame whose tasks know nothing of each other: each prefills for itself, one after another."""
+        """Milliseconds of a frame whose tasks know nothing of each other: each prefills for itself, in turn."""
         return median([self._timed(lambda: self._isolated_frame(new_tokens)) for _ in range(repeats)]) or 0.0
 
     def _isolated_frame(self, new_tokens: int) -> None:

@@ -1,4 +1,6 @@
-"""Where tensors of a file go, and the balance of a file: every tensor used or known to be unused, every place filled."""
+"""Where tensors of a file go, and the balance of a file: every tensor used or known to be unused, every place
+filled.
+"""
 
 from __future__ import annotations
 

@@ -33,8 +33,8 @@ BUILT_IN: dict[str, dict[str, Any]] = {
         "memory": {"text": "{prompt}\nNote what to remember.", "is_wrapped": False},
     }
 }
-"""What a user's turn says, by expert or text kind. The experts' are those that StarVLA trains with (PI_v3 with a state in
-its prompt, and other markers, must be declared by the checkpoint); the text kinds are plain requests."""
+"""What a user's turn says, by expert or text kind. The experts' are those that StarVLA trains with (PI_v3 with a
+state in its prompt, and other markers, must be declared by the checkpoint); the text kinds are plain requests."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """Observations and tasks to the inputs of a causal chat model, and chunks of several experts to robot units.
 
 Every task's whole prompt is written as token ids; what the action experts' prompts begin with in common is the context,
-what follows is private to each expert. A text reads as much of that context as its own prompt begins with, so asking for
-text never changes what the actions read.
+what follows is private to each expert. A text reads as much of that context as its own prompt begins with, so asking
+for text never changes what the actions read.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class EncodedChat(ModelInputs):
 
 
 class ChatProcessor:
-    """The room's front door for chat models. Safe to use from several threads. kinds: text kinds that may be asked for."""
+    """The room's front door for chat models. Safe to use from several threads. kinds: text kinds that may be asked
+    for.
+    """
 
     def __init__(
         self,
@@ -54,7 +56,9 @@ class ChatProcessor:
         statistics: Statistics | None = None,
         mask: Sequence[bool] | None = None,
     ) -> None:
-        """mask: actions that are normalised (None: all). Raises CheckpointError where the parts do not fit each other."""
+        """mask: actions that are normalised (None: all). Raises CheckpointError where the parts do not fit each
+        other.
+        """
         self.config, self.tokenizer, self.statistics = config, tokenizer, statistics
         try:
             self.robot = build_robot(config.robot)

@@ -1,4 +1,4 @@
-"""Pictures for models that take any size: both sides to multiples of a token's side, with a floor and a ceiling of pixels.
+"""Pictures for models that take any size: sides to multiples of a token's, with a floor and a ceiling of pixels.
 
 The rule of Qwen's processors. Its floor makes small pictures larger: 224 x 224 becomes 256 x 256, 64 tokens of 32 x 32.
 """

@@ -15,7 +15,9 @@ FILE = "dataset_statistics.json"
 
 
 def read_dataset_statistics(folder: Path) -> tuple[tuple[Statistics, ...], dict[str, tuple[bool, ...]]]:
-    """The sets by data set's name (`unnorm_key`), and each one's mask of normalised actions; nothing without the file."""
+    """The sets by data set's name (`unnorm_key`), and each one's mask of normalised actions; nothing without the
+    file.
+    """
     path = folder / FILE
     if not path.is_file():
         return (), {}

@@ -35,7 +35,7 @@ class Intake:
         """Encode a frame; raises InvalidInput."""
         if not actions and not texts:
             raise InvalidInput("actions", "an action task or a text task", "neither")
-        actions = [replace(task, expert=expert.name) for task in actions for expert in experts_meant(self._limits, task)]
+        actions = [replace(task, expert=e.name) for task in actions for e in experts_meant(self._limits, task)]
         if len({a.expert for a in actions}) < len(actions):
             raise InvalidInput("actions", "one task for each expert", f"{[a.expert for a in actions]}")
         inputs, limits = self._processor.encode(observation, actions, texts), self._limits
@@ -125,7 +125,9 @@ class Intake:
 
 
 def experts_meant(limits: RunnerLimits, task: ActionTask) -> tuple[ExpertLimits, ...]:
-    """The experts that a task means: one by its name, the first by `action`, every one by `all`; raises InvalidInput."""
+    """The experts that a task means: one by its name, the first by `action`, every one by `all`; raises
+    InvalidInput.
+    """
     alone = ExpertLimits(task.expert, limits.horizon, limits.action_dim, limits.num_steps)
     known = limits.experts or (alone,)
     found = tuple(expert for expert in known if task.expert in (expert.name, "all"))

@@ -37,7 +37,8 @@ class Golden:
 @cache
 def golden(case: str) -> Golden:
     with safe_open(GOLDENS, "pt") as file:
-        found = {name.split("/")[1]: file.get_tensor(name) for name in file.keys() if name.startswith(f"{case}/")}
+        own = [name for name in sorted(file.keys()) if name.startswith(f"{case}/")]
+        found = {name.split("/")[1]: file.get_tensor(name) for name in own}
     pictures = tuple(np.asarray(found[name]) for name in sorted(found) if name.startswith("picture"))
     ids = tuple(found["ids"].tolist())
     inputs = ContextInputs(pictures, ids, len(ids))
@@ -48,7 +49,7 @@ def golden(case: str) -> Golden:
 @cache
 def golden_weights() -> dict[str, Tensor]:
     with safe_open(GOLDENS, "pt") as file:
-        return {n.removeprefix("weights/"): file.get_tensor(n) for n in file.keys() if n.startswith("weights/")}
+        return {n.removeprefix("weights/"): file.get_tensor(n) for n in sorted(file.keys()) if n.startswith("weights/")}
 
 
 @cache

@@ -167,7 +167,7 @@ def test_presets_have_the_released_sizes():
     for spec in PRESETS.values():
         whole = with_heads(spec, ("pi", "gr00t", "oft"))
         assert Qwen3VLSpec.from_dict(json.loads(json.dumps(whole.to_dict()))) == whole
-    with pytest.raises(CheckpointError, match="unknown trunk.lenght"):
+    with pytest.raises(CheckpointError, match=r"unknown trunk\.lenght"):
         Qwen3VLSpec.from_dict(whole.to_dict() | {"trunk": {**whole.to_dict()["trunk"], "lenght": 1}})
 
 

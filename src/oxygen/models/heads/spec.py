@@ -24,8 +24,8 @@ class PiSpec:
     """Layer-wise flow head of StarVLA (QwenPI, PI_v3): block l reads the output of trunk layer l.
 
     topology `all_cross`: every block looks at the context. `interleaved`: odd blocks look at the head's own tokens
-    instead. The same weights load under both, so a checkpoint must say which. projects: features go through a norm and a
-    map to `width` first (PI_v3). state_dim: of a continuous state token, 0 without. last_stage: `residual` where the
+    instead. The same weights load under both, so a checkpoint must say which. projects: features go through a norm
+    and a map to `width` first (PI_v3). state_dim: of a continuous state token, 0 without. last_stage: `residual` where the
     last layer is read before the trunk's final norm (checkpoints trained with transformers 4.57), `normed` after it.
     """
 
@@ -70,7 +70,9 @@ class PiSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gr00tSpec:
-    """Flow DiT of StarVLA's GR00T head: even blocks look at the last hidden states, odd ones at the head's own tokens."""
+    """Flow DiT of StarVLA's GR00T head: even blocks look at the last hidden states, odd ones at the head's own
+    tokens.
+    """
 
     name: str
     feature_width: int

@@ -1,4 +1,6 @@
-"""Where a context's tokens stand: three positions each, and how far the count of positions lags behind that of tokens."""
+"""Where a context's tokens stand: three positions each, and how far the count of positions lags behind that of
+tokens.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Layout:
-    """positions [n, 3] int64 (time, row, column). shift: position of a token that follows minus its index, never above 0.
+    """positions [n, 3] int64 (time, row, column). shift: position of a token that follows minus its index.
 
     open_from: the first index from which shift holds, the one behind the last picture. images: [start, stop) of each.
     """
@@ -22,7 +24,7 @@ class Layout:
 
 
 def lay_out(token_ids: Sequence[int], grids: Sequence[tuple[int, int]], image_id: int) -> Layout:
-    """token_ids: the whole prompt, every token of a picture as `image_id`. grids: (rows, columns) of tokens, per picture.
+    """token_ids: the whole prompt, every token of a picture as `image_id`. grids: (rows, columns) of each picture.
 
     A word has the same position on all axes. A picture that begins at p puts its token of row r and column c at
     (p, p + r, p + c); the next word comes at p + max(rows, columns). Raises ValueError where tokens and pictures

@@ -1,4 +1,4 @@
-"""Where every tensor of a Qwen3-VL or StarVLA file goes, as data: the file's names on the left, our parameters on the right.
+"""Where every tensor of a Qwen3-VL or StarVLA file goes, as data: the file's names, then our parameters.
 
 The names are those of transformers 4.57; StarVLA puts `qwen_vl_interface.model.` before them and one head beside them.
 """

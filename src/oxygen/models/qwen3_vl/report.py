@@ -1,4 +1,6 @@
-"""What a Qwen3-VL or StarVLA folder holds, as plain data for `oxygen inspect`: all that can be said without running it."""
+"""What a Qwen3-VL or StarVLA folder holds, as plain data for `oxygen inspect`: all that can be said without
+running it.
+"""
 
 from __future__ import annotations
 

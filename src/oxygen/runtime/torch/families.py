@@ -21,8 +21,9 @@ from oxygen.models.qwen3_vl.torch.weights import load_qwen3_vl
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """presets: sizes by name. build(spec, device, dtype, seed=...): a model with random weights. read(folder, robot=...,
-    asset_id=..., overrides=...): a folder without its weights, of type `opened`. load(opened, device, dtype): with them.
+    """presets: sizes by name. build(spec, device, dtype, seed=...): a model with random weights. read(folder,
+    robot=..., asset_id=..., overrides=...): a folder without its weights, of type `opened`.
+    load(opened, device, dtype): with them.
     """
 
     presets: Mapping[str, Any]

@@ -1,4 +1,6 @@
-"""The text layers of Qwen3-VL: per-head norms of queries and keys, several query heads per K and V, causal throughout."""
+"""The text layers of Qwen3-VL: per-head norms of queries and keys, several query heads per K and V, causal
+throughout.
+"""
 
 from __future__ import annotations
 
@@ -52,8 +54,8 @@ class Trunk(nn.Module):
     """x [N, width] -> hidden states after the final norm, [N, width] or [len(keep), width].
 
     Nothing here knows about rows, masks or storage: `attend` does. keep: indices of the tokens whose last-layer output
-    is wanted; the last layer then makes queries, attention output and MLP of these only. after: sees, and may change, the
-    residual behind each layer (DeepStack additions come in there, and taps are taken).
+    is wanted; the last layer then makes queries, attention output and MLP of these only. after: sees, and may
+    change, the residual behind each layer (DeepStack additions come in there, and taps are taken).
     """
 
     def __init__(self, spec: QwenSpec, dtype: torch.dtype, device: torch.device | str) -> None:

@@ -1,4 +1,4 @@
-"""The image tower of Qwen3-VL: pictures of any multiple of 32 pixels to tokens of the trunk's width, and DeepStack sets.
+"""The image tower of Qwen3-VL: pictures in multiples of 32 pixels to tokens of the trunk's width, and DeepStack sets.
 
 Patches come in the order of their merge blocks (2 x 2 neighbours together), so that merging is a reshape. A still
 picture counts as two equal frames; the two halves of the patch map are therefore added up.

@@ -36,8 +36,8 @@ def load_qwen3_vl(
     """The trunk of a folder with its head, if it has one, and with the heads of further StarVLA folders.
 
     A head works on the very trunk that it was trained with and says nothing on another; so a further folder whose trunk
-    differs is refused unless `is_trunk_trusted`. Raises CheckpointError naming every tensor that is missing, unknown, of
-    a wrong shape or not finite.
+    differs is refused unless `is_trunk_trusted`. Raises CheckpointError naming every tensor that is missing,
+    unknown, of a wrong shape or not finite.
     """
     first = folder if isinstance(folder, Qwen3VLFolder) else read_qwen3_vl(folder, overrides=overrides)
     others = [read_qwen3_vl(other) for other in heads_from]
