@@ -32,8 +32,8 @@ class ChatConfig:
 
     robot: a name, or a map with `name` and options. experts: outputs by expert. templates: name of a built-in set, or a
     map kind -> text. wrapper: put around the instruction, with {instruction} in it. first_size: square that pictures
-    are pressed into before anything else (None: not at all). min_pixels, max_pixels and token_pixels: of the model's own
-    resize. image_tokens: names of the control tokens before a picture, for each of its tokens, and behind it.
+    are pressed into before anything else (None: not at all). min_pixels, max_pixels and token_pixels: of the model's
+    own resize. image_tokens: names of the control tokens before a picture, for each of its tokens, and behind it.
     state_normalization: of the state that prompts and experts read. asset_id: which statistics (`unnorm_key`).
     """
 

@@ -25,8 +25,8 @@ class PiSpec:
 
     topology `all_cross`: every block looks at the context. `interleaved`: odd blocks look at the head's own tokens
     instead. The same weights load under both, so a checkpoint must say which. projects: features go through a norm
-    and a map to `width` first (PI_v3). state_dim: of a continuous state token, 0 without. last_stage: `residual` where the
-    last layer is read before the trunk's final norm (checkpoints trained with transformers 4.57), `normed` after it.
+    and a map to `width` first (PI_v3). state_dim: of a continuous state token, 0 without. last_stage: `residual`
+    where the last layer is read before the trunk's final norm (trained with transformers 4.57), `normed` after it.
     """
 
     name: str
