@@ -23,6 +23,7 @@ from oxygen.bench.command import add_common, begin, integers, positive
 from oxygen.core.config import EngineConfig
 from oxygen.core.plan import ActItem, AfterRound, DecodeItem, PrefillItem, RunnerLimits
 from oxygen.engine.engine import Engine
+from oxygen.processing.processor import Processor
 from oxygen.processing.robots import Robot
 from oxygen.serving import wire
 from oxygen.serving.open import open_engine
@@ -96,6 +97,7 @@ def run(args: argparse.Namespace) -> int:
     engine = open_engine(args.model, robot=args.robot, config=EngineConfig(), tail_len=64 + args.new_tokens, **device)
     try:
         _until_ready(engine)
+        assert isinstance(engine.processor, Processor)
         observation = frame_of(engine.processor.robot)
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             run.report.rows.append(added_latency(engine, observation, args.frames, pool))
@@ -123,6 +125,8 @@ def added_latency(model: Engine, observation: dict[str, Any], frames: int, pool:
     """In-process call and websocket path in turns of frames, on an engine whose device takes no time."""
     engine = Engine(NullRunner(model.runner.limits), model.processor, EngineConfig(keep_context_s=0.0))
     engine.start()
+    assert isinstance(model.processor, Processor)
+    parse = model.processor.parse
     inside: list[float] = []
     outside: list[float] = []
     try:
@@ -131,7 +135,7 @@ def added_latency(model: Engine, observation: dict[str, Any], frames: int, pool:
             for turn in range(7):
                 for _ in range(client.frames):
                     started = time.perf_counter()
-                    engine.submit(engine.processor.parse(observation)).actions()
+                    engine.submit(parse(observation)).actions()
                     inside.append(1000 * (time.perf_counter() - started))
                 outside += pool.submit(drive, client).result()[0]
                 if turn == 0:
@@ -139,7 +143,12 @@ def added_latency(model: Engine, observation: dict[str, Any], frames: int, pool:
                     outside.clear()
     finally:
         engine.close()
-    row = {"mode": "added_latency", "robots": 1, "frame_bytes": len(wire.packb(observation)), "frames": len(outside)}
+    row: dict[str, Any] = {
+        "mode": "added_latency",
+        "robots": 1,
+        "frame_bytes": len(wire.packb(observation)),
+        "frames": len(outside),
+    }
     for name, times in (("in_process", inside), ("websocket", outside)):
         p10, p50, p90, p99 = np.percentile(times, (10, 50, 90, 99))
         row |= {f"{name}_ms_p50": p50, f"{name}_ms_p50_spread": p90 - p10, f"{name}_ms_p99": p99}

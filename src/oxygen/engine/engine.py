@@ -126,9 +126,10 @@ class Engine:
         return EngineStats(self.status, self.fault, self.config.budget, tap.num_steps, age, *ledger.sizes, *so_far)
 
     def _enter(self, request: Request) -> Ticket:
+        ticket = self._intake.ticket(request)  # first: once added, a request may end at any moment
         self._scheduler.add(request)
         self._wake.set()
-        return self._intake.ticket(request)
+        return ticket
 
     def _cancel(self, request_id: int, task_id: int | None) -> None:
         self._scheduler.cancel(request_id, task_id)

@@ -82,6 +82,7 @@ class Ledger:
         request.num_open -= 1
         if not request.num_open:
             del self.open[request.request_id]
+            request.texts = []  # texts know their request: a cycle would keep a frame until the collector runs
             session = self.sessions[request.session]
             session.num_open -= 1
             if request in session.asks:

@@ -81,7 +81,9 @@ class Intake:
         observation = frame.observation if frame else None
         if frame is None or frame.inputs is None or observation is None:
             return  # no frame yet, or no longer the newest: the question waits for the next
-        task = ask.texts[0].task
+        if not (texts := ask.texts):
+            return  # it ended meanwhile
+        task = texts[0].task
         try:
             encoded, own = self._processor.encode_text(frame.inputs, task), None
             if encoded is None:

@@ -53,8 +53,8 @@ def full_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     num_queries, num_heads, head_dim = q.shape
     num_kv_heads = k.shape[1]
     if q.device.type != "cpu":
-        heads = (t.transpose(0, 1)[None] for t in (q, k, v))
-        return F.scaled_dot_product_attention(*heads, enable_gqa=num_heads != num_kv_heads)[0].transpose(0, 1)
+        qh, kh, vh = (t.transpose(0, 1)[None] for t in (q, k, v))
+        return F.scaled_dot_product_attention(qh, kh, vh, enable_gqa=num_heads != num_kv_heads)[0].transpose(0, 1)
     if num_kv_heads == 1:
         return _rows_attention(q.reshape(-1, head_dim), k[:, 0].contiguous(), v[:, 0].contiguous()).view(q.shape)
     out = []

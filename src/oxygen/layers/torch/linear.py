@@ -69,7 +69,10 @@ class Linear(nn.Module):
         self.packed: PackedLinear | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight, self.bias) if self.packed is None else self.packed(x)
+        if self.packed is not None:
+            return self.packed(x)
+        assert self.weight is not None, "plain weights are given up for packed ones only"
+        return F.linear(x, self.weight, self.bias)
 
     def gelu(self, x: Tensor) -> Tensor:
         """GELU (tanh form) of the map."""

@@ -173,7 +173,7 @@ def _build(cls: type[_T], data: Any, path: str) -> _T:
     values: dict[str, Any] = {}
     for name, value in data.items():
         kind = hints[name]
-        if is_dataclass(kind):
+        if isinstance(kind, type) and is_dataclass(kind):
             value = _build(kind, value, f"{path}{name}.")
         elif type(value) is not kind:
             raise CheckpointError(f"π0.5 configuration: {path}{name} must be {kind.__name__}, got {value!r}")

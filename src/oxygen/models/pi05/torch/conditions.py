@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,7 +57,7 @@ class TimeConditioning(nn.Module):
     def __init__(self, spec: GemmaSpec, device: torch.device | str) -> None:
         super().__init__()
         self.width, self.num_norms = spec.width, 2 * spec.depth + 1
-        place = {"bias": True, "dtype": torch.float32, "device": device}
+        place: dict[str, Any] = {"bias": True, "dtype": torch.float32, "device": device}
         self.time_in = Linear(spec.width, spec.width, **place)
         self.time_out = Linear(spec.width, spec.width, **place)
         self.modulation = Linear(spec.width, self.num_norms * 3 * spec.width, **place)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -21,7 +23,7 @@ class TrunkLayer(nn.Module):
 
     def __init__(self, spec: GemmaSpec, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        place = {"dtype": dtype, "device": device}
+        place: dict[str, Any] = {"dtype": dtype, "device": device}
         self.attention_norm = RMSNorm(spec.width, NORM_EPS, device)
         self.projection = QkvProjection(spec.width, spec.num_heads, spec.num_kv_heads, spec.head_dim, **place)
         self.out = Linear(spec.attention_width, spec.width, **place)
@@ -67,7 +69,7 @@ class ExpertLayer(nn.Module):
 
     def __init__(self, spec: GemmaSpec, floor: Tensor, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        place = {"dtype": dtype, "device": device}
+        place: dict[str, Any] = {"dtype": dtype, "device": device}
         self.floor = floor
         self.projection = QkvProjection(spec.width, spec.num_heads, spec.num_kv_heads, spec.head_dim, **place)
         self.out = Linear(spec.attention_width, spec.width, **place)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -41,7 +42,7 @@ class Pi05(nn.Module):
         self.trunk = Trunk(spec.trunk, dtype, device)
         self.expert = Expert(spec.expert, dtype, device)
         self.time = TimeConditioning(spec.expert, device)
-        place = {"bias": True, "dtype": torch.float32, "device": device}
+        place: dict[str, Any] = {"bias": True, "dtype": torch.float32, "device": device}
         self.action_in = Linear(spec.action_dim, spec.expert.width, **place)
         self.action_out = Linear(spec.expert.width, spec.action_dim, **place)
         self.is_prepared = False
@@ -141,18 +142,20 @@ class Pi05(nn.Module):
         self.requires_grad_(False).eval()
         self._conditions.clear()
         self.is_prepared = True
-        layers = list(self.trunk.layers)
+        layers: list[Any] = list(self.trunk.layers)  # what holds modules forgets their types
+        expert_layers: list[Any] = list(self.expert.layers)
+        blocks: list[Any] = list(self.vision.blocks)
         for layer in layers:
             layer.projection.prepare(split=layer is layers[-1])
             layer.attention_norm.prepare()
             layer.mlp_norm.prepare()
         self.trunk.norm.prepare()
-        for layer in self.expert.layers:
+        for layer in expert_layers:
             layer.projection.prepare()
-        for layer in (*layers, *self.expert.layers):
+        for layer in (*layers, *expert_layers):
             layer.out.pack()
             layer.mlp.pack()
-        for block in self.vision.blocks:
+        for block in blocks:
             for linear in (block.qkv, block.out, block.mlp.up, block.mlp.down):
                 linear.pack()
         self.vision.projector.pack()
