@@ -115,6 +115,20 @@ def test_a_folder_serves_actions_and_text(folders):
         engine.close()
 
 
+def test_a_folder_may_name_others_whose_heads_it_runs(folders, tmp_path):
+    base = tmp_path / "pi"
+    shutil.copytree(folders[0], base)
+    told = json.loads((base / "oxygen.json").read_text())
+    (base / "oxygen.json").write_text(json.dumps(told | {"heads_from": [str(folders[1])]}))
+    engine = Engine.from_pretrained(base, max_contexts=2, max_texts=2, tail_len=32)
+    try:
+        ticket = engine.submit(FRAME, ActionTask("all"))
+        assert ticket.actions(60, "pi").actions.shape == (4, 3) and ticket.actions(60, "oft").actions.shape == (6, 3)
+    finally:
+        engine.close()
+    assert main(["inspect", str(base)]) == 0
+
+
 def engine_of_both(folders) -> Engine:
     """Two heads on one trunk; driven by hand."""
     model = load_qwen3_vl(folders[0], heads_from=[folders[1]])

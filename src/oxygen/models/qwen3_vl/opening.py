@@ -49,7 +49,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Qwen3VLFolder:
-    """See read_qwen3_vl. prefix: what the file puts before the trunk's names."""
+    """See read_qwen3_vl. prefix: what the file puts before the trunk's names. further: folders that lend their heads,
+    which come behind its own in `spec`.
+    """
 
     checkpoint: Checkpoint
     spec: Qwen3VLSpec
@@ -57,6 +59,7 @@ class Qwen3VLFolder:
     balance: Balance
     robot: str | None = None
     asset_id: str | None = None
+    further: tuple[Qwen3VLFolder, ...] = ()
 
     @property
     def where(self) -> str:
@@ -116,7 +119,8 @@ def read_qwen3_vl(
 ) -> Qwen3VLFolder:
     """Open a folder without its weights. overrides: sizes as in Qwen3VLSpec, before those of oxygen.json.
 
-    robot and asset_id: take the place of what oxygen.json says under `processor`.
+    robot and asset_id: take the place of what oxygen.json says under `processor`. There, `heads_from` names further
+    folders, relative to this one, whose heads run on this trunk.
 
     Raises CheckpointError where a size is not settled; the balance is not judged here (see Balance.check).
     """
@@ -132,7 +136,9 @@ def read_qwen3_vl(
     placements = [*trunk_placements(spec), *(place for head in heads for place in head_placements(head))]
     unused = {start: why for head in heads for start, why in known_unused(head).items()}
     weighed = balance(index.tensors, placements, prefix, tied=(HEAD,), unused=unused)
-    return Qwen3VLFolder(checkpoint, spec, prefix, weighed, robot, asset_id)
+    further = tuple(read_qwen3_vl(checkpoint.folder / name) for name in checkpoint.declared.get("heads_from", ()))
+    spec = replace(spec, heads=(*heads, *(head for other in further for head in other.spec.heads)))
+    return Qwen3VLFolder(checkpoint, spec, prefix, weighed, robot, asset_id, further)
 
 
 def _trunk(shapes: Shapes, config: Mapping[str, Any], told: Mapping[str, Any], where: str) -> Qwen3VLSpec:

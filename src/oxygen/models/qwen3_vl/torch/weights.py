@@ -40,7 +40,8 @@ def load_qwen3_vl(
     unknown, of a wrong shape or not finite.
     """
     first = folder if isinstance(folder, Qwen3VLFolder) else read_qwen3_vl(folder, overrides=overrides)
-    others = [read_qwen3_vl(other) for other in heads_from]
+    lent = [read_qwen3_vl(other) for other in heads_from]
+    others = [*first.further, *lent]
     for opened in (first, *others):
         opened.balance.check(opened.where)
         _check_ties(opened)
@@ -48,7 +49,7 @@ def load_qwen3_vl(
         print_of = first.trunk_fingerprint()
         if foreign := [o.where for o in others if o.trunk_fingerprint() != print_of]:
             raise CheckpointError(f"{foreign[0]}: its head was trained on another trunk than that of {first.where}")
-    spec = replace(first.spec, heads=tuple(head for opened in (first, *others) for head in opened.spec.heads))
+    spec = replace(first.spec, heads=tuple(head for opened in (first, *lent) for head in opened.spec.heads))
     model = build(spec, device, dtype, seed=None)
     parameters = dict(model.named_parameters())
     _fill(parameters, first, first.balance.placed)
