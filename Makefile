@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
+CHECKS := $(VENV)/.checks
 WORK   ?= out/train
 # Threads that spin at barriers make shared cores crawl; passive waiting costs nothing on free ones.
 export OMP_WAIT_POLICY ?= passive
@@ -13,10 +14,17 @@ export GOMP_SPINCOUNT ?= 0
 install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt
+	@echo "installing into $(VENV): several minutes the first time"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[serve,bench,demo]" --group test --group check
-	$(BIN)/python -m pip install --quiet --no-deps openpi-client --editable packages/oxygen-client
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable ".[serve,bench,demo]"
+	$(BIN)/python -m pip install --quiet --editable packages/oxygen-client
+	touch $@
+
+# What only tests and checks need. openpi-client pins an old NumPy that it works without.
+$(CHECKS): $(STAMP)
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --group test --group check
+	$(BIN)/python -m pip install --quiet --no-deps openpi-client
 	touch $@
 
 # The simulator draws off screen with Mesa. Where it cannot be had, the demo replays a recorded episode and says so.
@@ -33,10 +41,10 @@ demo: install opengl
 train: install opengl
 	$(BIN)/oxygen train --work $(WORK)
 
-test: install
+test: $(CHECKS)
 	$(BIN)/python -m pytest
 
-check: install
+check: $(CHECKS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -121,7 +121,7 @@ def serve(args: argparse.Namespace, console: Console, is_live: bool) -> int:
     arms = arms_for(args.tasks, DEMO_SEEDS, is_live)
     with open_door(args.model, "oxygen", config=EngineConfig(budget=args.budget), device=args.device) as opened:
         assert opened.engine is not None
-        settings = ServeSettings(port=args.port, model_name="oxygen-tiny")
+        settings = ServeSettings(port=args.port)
         with BackgroundServer(opened.engine, settings) as server:
             address = f"http://{server.address}/"
             console.print(f"the robot is working; its page: {address} (Ctrl-C ends)")

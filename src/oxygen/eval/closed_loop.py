@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from rich.progress import Progress
@@ -20,7 +22,11 @@ from oxygen.sim.tasks import EVALUATION_SEEDS, TASKS
 
 @dataclass(slots=True)
 class Report:
-    """Everything an evaluation found. action_ready_ms: of every frame, as the robot saw it."""
+    """Everything an evaluation found. action_ready_ms: of every frame, as the robot saw it.
+
+    actions_sha256, texts_sha256: over all chunks and all texts in order. Two modes that serve the same frames exactly
+    (promises E1 and E2) leave the same sums.
+    """
 
     success: dict[str, Count] = field(default_factory=dict)
     twin: dict[str, Count] = field(default_factory=dict)
@@ -30,6 +36,8 @@ class Report:
     num_frames: int = 0
     loop_s: float = 0.0
     action_ready_ms: list[float] = field(default_factory=list)
+    actions_sha256: Any = field(default_factory=hashlib.sha256)
+    texts_sha256: Any = field(default_factory=hashlib.sha256)
 
     @property
     def total_success(self) -> Count:
@@ -107,6 +115,9 @@ def _collect(report: Report, scores: TextScores, looks: list[Look], name: str, e
         looks += episode.looks
         for look in episode.looks:
             scores.add(look)
+            report.actions_sha256.update(look.chunk.tobytes())
+            for text in look.answer.texts:
+                report.texts_sha256.update(text.result().text.encode() + b"\0")
 
 
 def twins(opened: OpenDoor, wishes: Wishes, progress: Progress) -> dict[str, Count]:

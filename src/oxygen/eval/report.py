@@ -60,7 +60,7 @@ def rows(report: Report, mode: str) -> list[dict[str, Any]]:
         add("yes_no", {**report.yes_no, "all": report.total_yes_no})
     add("open", report.open_answers)
     loop = {"frames": report.num_frames, "frames_per_s": round(report.num_frames / max(report.loop_s, 1e-9), 2)}
-    found.append(
-        {"what": "loop", "mode": mode, **loop, "action_ready_ms_p50": round(median_ms(report.action_ready_ms), 2)}
-    )
+    sums = {"actions_sha256": report.actions_sha256.hexdigest(), "texts_sha256": report.texts_sha256.hexdigest()}
+    ready = {"action_ready_ms_p50": round(median_ms(report.action_ready_ms), 2)}
+    found.append({"what": "loop", "mode": mode, **loop, **ready, **sums})
     return found

@@ -20,7 +20,7 @@ export async function ask(form, input, list, session) {
   add(list, "person", question);
   const answer = add(list, "robot live", "");
   try {
-    const body = { model: "", session, stream: true, max_tokens: 128, messages: [{ role: "user", content: question }] };
+    const body = { model: "", session, stream: true, max_tokens: 64, messages: [{ role: "user", content: question }] };
     const response = await fetch("v1/chat/completions", {
       method: "POST",
       headers: { "Content-Type": "application/json" },
