@@ -17,6 +17,7 @@ import numpy as np
 from oxygen.core.inputs import ContextInputs, EncodedTask, ModelInputs
 from oxygen.core.plan import ActItem, AfterRound, DecodeItem, PrefillItem, RunnerLimits
 from oxygen.core.tasks import ActionTask, InvalidInput, Observation, Sampling, TextTask
+from oxygen.tickets.intake import experts_meant
 
 EOS = 256
 WORDS = b"ab c.\xc3"  # what the fake model says: 0xC3 begins a character of two bytes
@@ -118,7 +119,7 @@ class FakeProcessor:
             return None
         return EncodedTask(0, self._tail(text))
 
-    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs) -> np.ndarray:
+    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
         return actions[:, :ROBOT_DIM].astype(np.float64)
 
     def describe(self) -> dict[str, Any]:
@@ -188,6 +189,7 @@ class FakeRunner:
         self.on_call: Callable[[str, Sequence[Any]], None] = lambda verb, items: None
         self.log: deque[tuple[str, tuple[int, ...]]] = deque(maxlen=10_000)
         self.contexts: dict[int, tuple[int, int]] = {}  # row -> (content, length)
+        self.readers: dict[int, set[tuple[str, tuple[int, ...]]]] = {}  # row -> experts that it was prefilled for
         self.tails: dict[int, tuple[int, list[int]]] = {}  # row -> (task, tokens whose K and V exist)
         self.generated: dict[int, int] = {}  # row -> tokens sampled
         self.is_closed = False
@@ -201,13 +203,17 @@ class FakeRunner:
             assert item.inputs.num_tokens <= self.limits.context_len
         for item in items:
             self.contexts[item.context_row] = (content_of(item.inputs), item.inputs.num_tokens)
+            self.readers[item.context_row] = set(item.readers)
 
     def act(self, items: Sequence[ActItem]) -> list[np.ndarray]:
         self._enter("act", items)
         chunks = []
         for item in items:
             content = self._content(item)
-            assert item.noise.shape == (self.limits.horizon, self.limits.action_dim)
+            readers = self.readers[item.context_row] or {(item.expert, ())}  # readers of K and V need not be named
+            assert (item.expert, item.tail_ids) in readers, "prefilled for other experts"
+            (expert,) = experts_meant(self.limits, ActionTask(item.expert))
+            assert item.noise.shape == (expert.horizon, expert.action_dim)
             chunks.append((item.noise * 0.5 + content % 1000 / 1000 + item.num_steps).astype(np.float32))
         return chunks
 
@@ -237,6 +243,7 @@ class FakeRunner:
     def forget(self, context_rows: Sequence[int], tail_rows: Sequence[int]) -> None:
         for row in context_rows:
             self.contexts.pop(row, None)
+            self.readers.pop(row, None)
         for row in tail_rows:
             self.tails.pop(row, None)
             self.generated.pop(row, None)

@@ -238,7 +238,7 @@ def test_actions_that_are_not_finite_are_never_delivered(make, where):
             chunks[0][2, 1 if where == "model" else 3] = np.nan
         return chunks
 
-    def broken_units(actions, inputs):
+    def broken_units(actions, inputs, expert):
         return decode(actions, inputs) * (np.inf if where == "units" and inputs.state[0] else 1.0)
 
     engine.runner.act, engine.processor.decode_actions = broken, broken_units

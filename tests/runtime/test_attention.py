@@ -118,6 +118,18 @@ def test_decode_where_all_orders_agree(kv_heads, uneven):
         plain.advance()
 
 
+@pytest.mark.parametrize("kv_heads", [1, 2, 6])
+def test_decode_of_several_texts_of_one_context(kv_heads):
+    """One row, tails in the order of the texts, each text reading as much of the row as it likes."""
+    store = make_store(kv_heads, 4)
+    texts = [LiveText(3, length, i, 2 + i % 2) for i, length in enumerate((40, 17, 40, 33))]
+    other = twin(store)
+    fast, plain = DecodeAttend(store, texts), PlainDecodeAttend(other, texts)
+    for layer in range(2):
+        inputs = qkv(len(texts), len(texts), kv_heads)
+        torch.testing.assert_close(fast(layer, *inputs), plain(layer, *inputs), rtol=1e-5, atol=1e-5)
+
+
 def test_joint():
     store = make_store(2, 5)
     other = twin(store)
@@ -162,4 +174,4 @@ def test_every_text_is_in_exactly_one_run():
         for run in runs:
             for text, cell in zip(texts[run.first : run.last], run.text_cell, strict=True):
                 assert run.start + cell // run.cells == text.context_row
-                assert run.context_lens[cell // run.cells] == text.context_len <= run.context_len
+                assert run.context_lens[cell] == text.context_len <= run.context_len

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import numpy as np
 import pytest
 import torch
-from runtime.harness import KINDS, Text, act_item, fill, frame, make_runner, model_of, noise_of, play_out, reference
+from runtime.families import FAMILIES
+from runtime.harness import KINDS, Text, play_out
 
 from oxygen.core.tasks import Sampling
 
 CASES = [(1, 2, 9), (2, 3, 5), (3, 1, 14), (4, 0, 6)]  # seed, images, tokens: one, two, three or no cameras
+SETTINGS = [(family, kind, heads) for family in FAMILIES for kind in KINDS for heads in (1, 2)]
 
 
-@pytest.fixture(params=[(kind, heads) for kind in KINDS for heads in (1, 2)], ids=lambda p: f"{p[0]}-{p[1]}kv")
-def setting(request):
-    kind, heads = request.param
-    return make_runner(model_of(heads), **KINDS[kind]), heads
+@pytest.fixture(params=SETTINGS, ids=lambda p: f"{p[0]}-{p[1]}-{p[2]}kv")
+def rig(request):
+    family, kind, heads = request.param
+    return FAMILIES[family].rig(heads, **KINDS[kind])
+
+
+@cache
+def reference(family, heads, case):
+    return FAMILIES[family].reference(FAMILIES[family].frame(*case), heads)
 
 
 def near(ours, theirs, tolerance: float = 1e-5) -> None:
@@ -25,12 +34,12 @@ def near(ours, theirs, tolerance: float = 1e-5) -> None:
     assert (ours - theirs).abs().max().item() <= tolerance * scale
 
 
-def place(runner, heads):
+def place(rig):
     """Every case in a row of its own; cameras that are missing were dropped, the reference masks them."""
     rows = {row: case for row, case in zip((5, 0, 3, 2), CASES, strict=True)}
-    frames = {row: frame(*case, heads) for row, case in rows.items()}
-    fill(runner, frames)
-    return [(row, frames[row], reference(*case, heads)) for row, case in rows.items()]
+    frames = {row: rig.frame(*case) for row, case in rows.items()}
+    rig.fill(frames)
+    return [(row, frames[row], reference(rig.family.name, rig.num_kv_heads, case)) for row, case in rows.items()]
 
 
 def gram(k):
@@ -39,42 +48,38 @@ def gram(k):
 
 
 @torch.inference_mode()
-def test_contexts(setting):
-    runner, heads = setting
-    for row, inputs, ref in place(runner, heads):
-        hidden, layers = ref.run()
-        near(runner.store.last_hidden[row], hidden)
+def test_contexts(rig):
+    contexts = rig.runner.store.contexts
+    for row, inputs, ref in place(rig):
+        hidden, layers = ref.context()
+        near(rig.runner.store.last_hidden[row], hidden)
         for layer, (k, v) in enumerate(layers):
-            near(
-                gram(runner.store.contexts.keys[layer][row, :, : inputs.num_tokens]), gram(k[ref.valid].transpose(0, 1))
-            )
-            near(runner.store.contexts.values[layer][row, :, : inputs.num_tokens].transpose(0, 1), v[ref.valid])
+            near(gram(contexts.keys[layer][row, :, : inputs.num_tokens]), gram(k.transpose(0, 1)))
+            near(contexts.values[layer][row, :, : inputs.num_tokens].transpose(0, 1), v)
 
 
 @torch.inference_mode()
-def test_actions_of_several_robots_and_step_counts(setting):
-    runner, heads = setting
-    placed = place(runner, heads)
-    items = [act_item(row, inputs, noise_of(row), 1 + row % 3) for row, inputs, _ in placed]
-    for item, chunk, (row, _, ref) in zip(items, runner.act(items), placed, strict=True):
+def test_actions_of_several_robots_and_step_counts(rig):
+    placed = place(rig)
+    items = [item for row, inputs, _ in placed for item in rig.acts(row, inputs, row, 1 + row % 3)]
+    refs = {row: ref for row, _, ref in placed}
+    for item, chunk in zip(items, rig.runner.act(items), strict=True):
         assert chunk.dtype == np.float32
-        near(chunk, ref.actions(noise_of(row), item.num_steps))
+        near(chunk, refs[item.context_row].chunk(item))
 
 
 @torch.inference_mode()
-def test_two_chunks_of_one_context(setting):
-    runner, heads = setting
-    row, inputs, ref = place(runner, heads)[0]
-    chunks = runner.act([act_item(row, inputs, noise_of(7)), act_item(row, inputs, noise_of(8))])
-    near(chunks[0], ref.actions(noise_of(7), 4))
-    near(chunks[1], ref.actions(noise_of(8), 4))
+def test_two_chunks_of_one_context(rig):
+    row, inputs, ref = place(rig)[0]
+    items = [*rig.acts(row, inputs, 7), *rig.acts(row, inputs, 8)]
+    for item, chunk in zip(items, rig.runner.act(items), strict=True):
+        near(chunk, ref.chunk(item))
 
 
 @torch.inference_mode()
-def test_texts(setting):
+def test_texts(rig):
     """Texts with and without prompt tails, greedy and sampled, several on one context, tail rows out of order."""
-    runner, heads = setting
-    placed = place(runner, heads)
+    placed = place(rig)
     samplings = [Sampling(), Sampling(1.3, seed=5), Sampling(1.0, top_k=7, seed=6), Sampling(1.5, top_p=0.6, seed=7)]
     texts: list[Text] = []
     expected: list[list[int]] = []
@@ -84,6 +89,6 @@ def test_texts(setting):
         text = Text(row, inputs.num_tokens, tail_row, 6 + i, prompt, samplings[i % 4])
         texts.append(text)
         expected.append(ref.text(text.wanted, prompt, text.sampling))
-    assert play_out(runner, texts, rounds=4) == expected
+    assert play_out(rig.runner, texts, rounds=4) == expected
     assert len({tuple(e) for e in expected}) == len(expected)
     assert any(len(set(e)) > 2 for e in expected)

@@ -22,7 +22,7 @@ def test_keys_leave_out_what_varies_within_a_bucket():
     a = round_key([LiveText(0, 530, 3, 0), LiveText(2, 540, 1, 5)], store)
     assert a == round_key([LiveText(1, 520, 2, 30), LiveText(3, 600, 0, 1)], store)
     assert a != round_key([LiveText(1, 520, 2, 32), LiveText(3, 600, 0, 1)], store)
-    assert act_key([3], 513, 10, 700) == act_key([3], 640, 10, 700) != act_key([2], 640, 10, 700)
+    assert act_key("a", [3], 513, 10, 700) == act_key("a", [3], 640, 10, 700) != act_key("a", [2], 640, 10, 700)
     assert prefill_key(513, 700) == prefill_key(576, 700) != prefill_key(577, 700)
 
 

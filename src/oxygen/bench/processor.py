@@ -46,5 +46,5 @@ class BenchProcessor:
     def encode_text(self, inputs: ModelInputs, text: TextTask) -> EncodedTask | None:
         return EncodedTask(0)
 
-    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs) -> np.ndarray:
+    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
         return actions.astype(np.float64)

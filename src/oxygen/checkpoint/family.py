@@ -37,6 +37,7 @@ FAMILIES = (
         (r"PaliGemma/llm/(layers/)?\w+_norm_1/scale",),
         note="a π0 checkpoint (its action expert has plain norms and a state token)",
     ),
+    Family("qwen3_vl", (r"language_model\.layers\.\d+\.self_attn\.q_norm\.", r"visual\.deepstack_merger_list\.")),
     Family(
         "paligemma",
         (r"(language_model|llm)", r"(vision_tower|/img/)"),

@@ -1,6 +1,7 @@
 """A checkpoint folder, opened: what it says about itself, before any weight is read and without a framework.
 
-Four formats are known: openpi's PyTorch folder, LeRobot's policy folder, our own, and openpi's JAX (Orbax) folder.
+Known formats: openpi's PyTorch folder, LeRobot's policy folder, our own, openpi's JAX (Orbax) folder, a model of
+transformers, and a StarVLA state dictionary (as safetensors).
 Format and family come from the content of the files, never from the path. A file `oxygen.json` beside a foreign
 checkpoint may say what that format has no place for (sizes that no tensor shows, robot, prompt templates).
 """
@@ -23,11 +24,14 @@ from oxygen.processing.lerobot import LeRobotPipeline, read_pipeline
 from oxygen.processing.statistics import Statistics, choose_statistics, find_statistics
 
 OXYGEN, OPENPI, LEROBOT, ORBAX = "oxygen", "openpi-pytorch", "lerobot", "openpi-jax"
+TRANSFORMERS, STARVLA = "transformers", "starvla"
+STARVLA_TRUNK = "qwen_vl_interface."
+"""What StarVLA puts before the names of its trunk."""
 FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
 SIDECAR_FILE = "oxygen.json"
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-SIDECAR_KEYS = frozenset({"spec", "processor", "robot", "tokenizer", "asset_id", "token_table", "lora_scale"})
+SIDECAR_KEYS = frozenset({"spec", "processor", "robot", "tokenizer", "asset_id", "token_table", "lora_scale", "heads_from"})
 TOKENIZER_FILES = ("tokenizer.model", "paligemma_tokenizer.model", "tokenizer.json")
 """Where no file is declared, the first of these that the folder has is its tokenizer."""
 
@@ -109,6 +113,10 @@ def _format(folder: Path, config: Mapping[str, Any], tensors: TensorIndex | None
         return OXYGEN
     if tensors is None:
         return ORBAX
+    if any(name.startswith(STARVLA_TRUNK) for name in tensors):
+        return STARVLA
+    if "model_type" in config:
+        return TRANSFORMERS
     return LEROBOT if "type" in config else OPENPI
 
 

@@ -14,8 +14,9 @@ from oxygen.cli.layout import Section, show
 from oxygen.core.errors import CheckpointError, InvalidInput
 from oxygen.models.pi05.report import Look, report_pi05
 from oxygen.models.pi05.spec import PRESETS
+from oxygen.models.qwen3_vl.report import report_qwen3_vl
 
-REPORTS = {"pi05": report_pi05}
+REPORTS = {"pi05": report_pi05, "qwen3_vl": report_qwen3_vl}
 """Report of each family that is served."""
 
 
@@ -106,11 +107,14 @@ def sections(report: Mapping[str, Any]) -> list[Section]:
 
 def _sizes(report: Mapping[str, Any]) -> Section:
     sizes, rows = report["sizes"], []
-    for part in ("vision", "trunk", "expert"):
-        rows.append((part, ", ".join(f"{key} {value}" for key, value in sizes[part].items())))
-    rows.append(
-        ("model", ", ".join(f"{key} {value}" for key, value in sizes.items() if not isinstance(value, Mapping)))
-    )
+    parts = {name: part for name, part in sizes.items() if isinstance(part, Mapping)}
+    parts |= {head["name"]: head for head in sizes.get("heads", ())}
+    for name, part in parts.items():
+        rows.append((name, ", ".join(f"{key} {value}" for key, value in part.items() if key != "name")))
+    for name, expert in report.get("experts", {}).items():
+        rows.append((f"{name} reads", expert["reads"]))
+    plain = {key: value for key, value in sizes.items() if key not in parts and key != "heads"}
+    rows.append(("model", ", ".join(f"{key} {value}" for key, value in plain.items())))
     counts = report["parameters"]
     rows.append(("parameters", ", ".join(f"{part} {count / 1e6:,.2f} M" for part, count in counts.items())))
     return Section("sizes", rows)

@@ -22,10 +22,11 @@ class ContextInputs:
 
 @dataclass(frozen=True, slots=True)
 class EncodedTask:
-    """Where a task reads and what it adds: index of its context, and the private tokens prefilled on top of it."""
+    """Where a task reads, how many tokens of it (0: all), and the private tokens prefilled on top of those."""
 
     context: int
     tail_ids: tuple[int, ...] = ()
+    context_len: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -20,6 +20,7 @@ class PrefillItem:
     context_row: int
     inputs: ContextInputs
     frame_key: int
+    readers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # this step's action experts, each with its private tokens
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -77,9 +78,18 @@ AfterRound = Callable[[Sequence[int]], Sequence[bool]]
 """Called between rounds with one sampled token per text still in the batch (item order); says which of them go on."""
 
 
+class ExpertLimits(NamedTuple):
+    """One action expert's chunk, and its flow steps where a task names none."""
+
+    name: str
+    horizon: int
+    action_dim: int
+    num_steps: int
+
+
 @dataclass(frozen=True, slots=True)
 class RunnerLimits:
-    """Sizes fixed when the device storage was allocated."""
+    """Sizes fixed when the device storage was allocated. horizon, action_dim, num_steps: of the first action expert."""
 
     max_contexts: int
     max_texts: int
@@ -91,6 +101,7 @@ class RunnerLimits:
     vocab_size: int
     eos_ids: tuple[int, ...]
     bytes_per_context: int = 0
+    experts: tuple[ExpertLimits, ...] = ()  # empty: one, under whatever name it is asked for
 
 
 class Runner(Protocol):

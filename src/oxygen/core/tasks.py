@@ -35,7 +35,8 @@ class Observation:
 class ActionTask:
     """An action chunk wanted of a frame.
 
-    expert: name of the action expert. num_steps: flow steps S (None: the checkpoint's own number).
+    expert: of which expert (`action`: the first, `all`: each). num_steps: flow steps S (None: the checkpoint's own
+    number).
     noise: x at t = 1, [horizon, action_dim] float32; None draws it from `seed` (None: a fresh seed per frame).
     """
 

@@ -66,10 +66,10 @@ class Engine:
         cls, folder: str | Path, *, robot: str | None = None, config: EngineConfig | None = None, **device: Any
     ) -> Engine:
         """Open a checkpoint folder and start an engine on it. device: `device`, `dtype`, sizes: see `open_runner`."""
-        from oxygen.models.pi05.opening import read_pi05
+        from oxygen.runtime.torch.families import read_folder
         from oxygen.runtime.torch.open import open_runner
 
-        opened = read_pi05(folder, robot=robot, overrides=device.pop("spec", None))
+        opened = read_folder(folder, robot=robot, overrides=device.pop("spec", None))
         processor = opened.processor()
         device.update(eos_ids=processor.tokenizer.eos_ids, forbidden_ids=processor.forbidden_ids)
         runner = open_runner(opened, **device)
@@ -211,8 +211,9 @@ class Engine:
         laps.lap("plan")
         verbs.prefill(plan.prefill, outcome)
         laps.lap("prefill")
-        chunks = verbs.act(plan.act, outcome)
-        delivery.give_actions(chunks, outcome, laps.lap("act"))
+        for expert in dict.fromkeys(item.expert for item in plan.act):
+            chunks = verbs.act([item for item in plan.act if item.expert == expert], outcome)
+            delivery.give_actions(chunks, outcome, laps.lap("act"))
         delivery.give_ends(laps.lap("deliver"))
         if not (is_paused := scheduler.is_text_paused(plan)):
             verbs.prefill(plan.prefill_text, outcome)

@@ -14,8 +14,8 @@ from oxygen.core.config import EngineConfig
 from oxygen.core.errors import OxygenError
 from oxygen.core.plan import Runner
 from oxygen.engine.engine import Engine
-from oxygen.models.pi05.opening import read_pi05
 from oxygen.models.pi05.spec import PRESETS
+from oxygen.runtime.torch.families import read_folder
 from oxygen.runtime.torch.open import open_runner
 from oxygen.serving.open import random_parts
 from oxygen.sim.drive import Door
@@ -60,7 +60,7 @@ def open_door(
     if str(model) in PRESETS and not Path(model).exists():
         runner, processor = random_parts(str(model), robot or "libero", **settings)
     else:
-        folder = read_pi05(resolve(model), robot=robot)
+        folder = read_folder(resolve(model), robot=robot)
         processor = folder.processor()
         settings |= {"eos_ids": processor.tokenizer.eos_ids, "forbidden_ids": processor.forbidden_ids}
         runner = open_runner(folder, **settings)

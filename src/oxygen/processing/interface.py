@@ -46,5 +46,5 @@ class Processor(Protocol):
     def encode_text(self, inputs: ModelInputs, text: TextTask) -> EncodedTask | None:
         """Encode a late question on context 0 of a frame encoded before; None where sharing it would not be exact."""
 
-    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs) -> np.ndarray:
+    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
         """[horizon, action_dim] float32 normalised -> [horizon, robot action_dim] float64 in robot units."""

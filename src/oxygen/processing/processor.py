@@ -119,7 +119,7 @@ class Processor:
             return None
         return EncodedTask(0, self._tail_ids(tail))
 
-    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs) -> np.ndarray:
+    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
         """[H, action_dim] float32 normalised -> [H, robot action_dim] float64 in robot units.
 
         Offsets are added to the state that the model was given, brought back from its float32, as openpi does. Raises

@@ -240,6 +240,7 @@ class Scheduler:
             if frame.is_acting and frame.inputs is not None:
                 context = ledger.take(frame.request_id, frame, frame.inputs.contexts[0], for_actions=True)
                 assert context is not None, "a frame with actions found no context row"
+                context.readers = tuple((item.expert, item.tail_ids) for item in frame.actions)
                 act += [replace(item, context_row=context.row) for item in frame.actions]
         for frame in frames:
             self._begin_texts(frame, now)
@@ -272,7 +273,7 @@ class Scheduler:
         if isinstance(late, OxygenError):
             self.ledger.end_text(text, "refused", late)
         else:
-            text.tail_ids, own_context = late
+            text.encoded, own_context = late
             self.ledger.counts["joined"] += own_context is None
             self._start(text, frame, own_context or frame.inputs.contexts[0])
 

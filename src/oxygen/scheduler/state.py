@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from oxygen.core.errors import InvalidInput, OxygenError, RequestFault
-from oxygen.core.inputs import ContextInputs, ModelInputs
+from oxygen.core.inputs import ContextInputs, EncodedTask, ModelInputs
 from oxygen.core.plan import ActItem, DecodeItem, PrefillItem
 from oxygen.core.tasks import Observation, TextTask
 
-Late = tuple[tuple[int, ...], ContextInputs | None] | InvalidInput
+Late = tuple[EncodedTask, ContextInputs | None] | InvalidInput
 """A question encoded on a frame: tail and own context (None: the frame's context 0 will do), or why it cannot be."""
 
 
@@ -23,9 +23,10 @@ class Context:
     frame_key: int
     inputs: ContextInputs
     is_written: bool = False
+    readers: tuple[tuple[str, tuple[int, ...]], ...] = ()  # action experts with their tails
 
     def prefill(self) -> PrefillItem:
-        return PrefillItem(self.request_id, self.row, self.inputs, self.frame_key)
+        return PrefillItem(self.request_id, self.row, self.inputs, self.frame_key, self.readers)
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +36,7 @@ class Text:
     task_id: int
     task: TextTask
     request: Request
-    tail_ids: tuple[int, ...]
+    encoded: EncodedTask
     deadline: float
     handle: Any  # handle and transcript are the engine's
     transcript: Any
@@ -62,10 +63,10 @@ class Text:
             request_id=self.request.request_id,
             task_id=self.task_id,
             context_row=self.context.row,
-            context_len=self.context.inputs.num_tokens,
+            context_len=self.encoded.context_len or self.context.inputs.num_tokens,
             tail_row=self.tail_row,
             num_computed=self.num_computed,
-            pending=(*self.tail_ids, *self.tokens)[self.num_computed :],
+            pending=(*self.encoded.tail_ids, *self.tokens)[self.num_computed :],
             num_generated=len(self.tokens),
             max_tokens=self.task.max_new_tokens - len(self.tokens),
             sampling=self.task.sampling,
@@ -74,7 +75,7 @@ class Text:
     def gain(self, tokens: list[int]) -> None:
         """Take sampled tokens; all known tokens but the last have been through the model now."""
         self.tokens += tokens
-        self.num_computed = len(self.tail_ids) + len(self.tokens) - 1
+        self.num_computed = len(self.encoded.tail_ids) + len(self.tokens) - 1
 
 
 @dataclass(slots=True, eq=False)

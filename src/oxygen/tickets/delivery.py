@@ -32,7 +32,7 @@ class Delivery:
             request = self._ledger.open[item.request_id]
             assert request.inputs is not None
             try:
-                in_units = self._processor.decode_actions(actions, request.inputs)
+                in_units = self._processor.decode_actions(actions, request.inputs, item.expert)
                 if not (np.isfinite(actions).all() and np.isfinite(in_units).all()):
                     raise ValueError("the chunk holds values that are not finite")
             except Exception as error:  # whatever a robot's conversion raises concerns this request alone
@@ -83,7 +83,8 @@ class Delivery:
 def result_of(text: Text, now: float) -> TextResult:
     """A text that ended, with the age of what it describes (a question that never met a frame has frame id -1)."""
     frame = text.frame or text.request
-    num_prompt = len(text.tail_ids) + (text.context.inputs.num_tokens if text.context is not None else 0)
+    num_read = text.encoded.context_len or (text.context.inputs.num_tokens if text.context is not None else 0)
+    num_prompt = len(text.encoded.tail_ids) + num_read
     return TextResult(
         text=text.transcript.text,
         token_ids=tuple(text.transcript.token_ids),

@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from math import inf
 
 import numpy as np
 
 from oxygen.core.errors import InvalidInput
-from oxygen.core.plan import ActItem, RunnerLimits
+from oxygen.core.inputs import EncodedTask
+from oxygen.core.plan import ActItem, ExpertLimits, RunnerLimits
 from oxygen.core.tasks import ActionTask, Observation, TextTask
 from oxygen.processing.interface import Processor
 from oxygen.processing.transcript import Transcript
@@ -33,6 +35,7 @@ class Intake:
         """Encode a frame; raises InvalidInput."""
         if not actions and not texts:
             raise InvalidInput("actions", "an action task or a text task", "neither")
+        actions = [replace(task, expert=e.name) for task in actions for e in experts_meant(self._limits, task)]
         if len({a.expert for a in actions}) < len(actions):
             raise InvalidInput("actions", "one task for each expert", f"{[a.expert for a in actions]}")
         inputs, limits = self._processor.encode(observation, actions, texts), self._limits
@@ -43,21 +46,22 @@ class Intake:
         captured_at = time.time() if observation.captured_at is None else observation.captured_at
         request = Request(next(_ids), observation.session, now, frame_id, captured_at, observation, inputs)
         for task, encoded in zip(actions, inputs.actions, strict=True):
+            (expert,) = experts_meant(limits, task)
             item = ActItem(
                 request_id=request.request_id,
                 task_id=next(_ids),
                 context_row=-1,
                 context_len=inputs.contexts[0].num_tokens,
                 expert=task.expert,
-                num_steps=task.num_steps or limits.num_steps,
-                noise=self._noise(task),
+                num_steps=task.num_steps or expert.num_steps,
+                noise=self._noise(task, expert),
                 tail_ids=encoded.tail_ids,
                 state=inputs.state,
             )
             request.actions.append(item)
             request.chunks[item.task_id] = pending()
         for text, encoded in zip(texts, inputs.texts, strict=True):
-            self._add_text(request, text, encoded.tail_ids)
+            self._add_text(request, text, encoded)
         return request
 
     def question(self, session: str, task: TextTask, frame: Request | None, now: float) -> Request:
@@ -65,7 +69,7 @@ class Intake:
         if task.kind not in self._processor.kinds:
             raise InvalidInput("kind", f"one of {list(self._processor.kinds)}", repr(task.kind))
         request = Request(next(_ids), session, now)
-        self._add_text(request, task, ())
+        self._add_text(request, task, EncodedTask(0))
         self.put_on(frame, request)
         for late in request.late.values():
             if isinstance(late, InvalidInput):
@@ -85,7 +89,7 @@ class Intake:
             if encoded is None:
                 inputs = self._processor.encode(observation, (), (task,))
                 encoded, own = inputs.texts[0], inputs.contexts[inputs.texts[0].context]
-            ask.late[frame.request_id] = self._fit(task, encoded.tail_ids), own
+            ask.late[frame.request_id] = self._fit(task, encoded), own
         except InvalidInput as error:
             ask.late[frame.request_id] = error
 
@@ -98,25 +102,37 @@ class Intake:
             handle.frame_id = request.frame_id
         return Ticket(request.session, request.captured_at, chunks, handles, request.frame_id, cancel)
 
-    def _add_text(self, request: Request, task: TextTask, tail_ids: tuple[int, ...]) -> None:
+    def _add_text(self, request: Request, task: TextTask, encoded: EncodedTask) -> None:
         task_id = next(_ids)
         handle = TextHandle(task, request.session, None, partial(self._cancel, request.request_id, task_id))
         transcript = Transcript(task, self._processor.tokenizer.stream(), self._limits.eos_ids)
         deadline = inf if task.deadline_s is None else request.submitted_at + task.deadline_s
-        tail_ids = self._fit(task, tail_ids)
-        request.texts.append(Text(task_id, task, request, tail_ids, deadline, handle, transcript))
+        encoded = self._fit(task, encoded)
+        request.texts.append(Text(task_id, task, request, encoded, deadline, handle, transcript))
 
-    def _fit(self, task: TextTask, tail_ids: tuple[int, ...]) -> tuple[int, ...]:
-        room = self._limits.tail_len - len(tail_ids)
+    def _fit(self, task: TextTask, encoded: EncodedTask) -> EncodedTask:
+        room = self._limits.tail_len - len(encoded.tail_ids)
         if task.max_new_tokens > room:
             raise InvalidInput("max_new_tokens", f"at most {room} after its prompt", f"{task.max_new_tokens}")
-        return tail_ids
+        return encoded
 
-    def _noise(self, task: ActionTask) -> np.ndarray:
-        shape = (self._limits.horizon, self._limits.action_dim)
+    def _noise(self, task: ActionTask, expert: ExpertLimits) -> np.ndarray:
+        shape = (expert.horizon, expert.action_dim)
         if task.noise is None:
             return np.random.default_rng(task.seed).standard_normal(shape, dtype=np.float32)
         noise = np.asarray(task.noise, dtype=np.float32)
         if noise.shape != shape or not np.isfinite(noise).all():
             raise InvalidInput("noise", f"finite numbers of shape {shape}", f"an array of shape {noise.shape}")
         return noise
+
+
+def experts_meant(limits: RunnerLimits, task: ActionTask) -> tuple[ExpertLimits, ...]:
+    """The experts that a task means: one by its name, the first by `action`, every one by `all`; raises
+    InvalidInput.
+    """
+    alone = ExpertLimits(task.expert, limits.horizon, limits.action_dim, limits.num_steps)
+    known = limits.experts or (alone,)
+    found = tuple(expert for expert in known if task.expert in (expert.name, "all"))
+    if not found and task.expert != "action":
+        raise InvalidInput("expert", f"one of {[expert.name for expert in known]}", repr(task.expert))
+    return found or known[:1]

@@ -96,9 +96,9 @@ class Laps:
         self.seconds: dict[str, float] = {}
 
     def lap(self, stage: str) -> float:
-        """End a stage; returns the time now."""
+        """End a stage (one that comes again goes on counting); returns the time now."""
         now = self._clock()
-        self.seconds[stage], self._last = now - self._last, now
+        self.seconds[stage], self._last = self.seconds.get(stage, 0.0) + now - self._last, now
         return now
 
     @property

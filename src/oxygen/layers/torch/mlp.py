@@ -1,4 +1,4 @@
-"""The two feed-forward blocks: gated (Gemma) and plain (SigLIP), both with the tanh form of GELU."""
+"""The two feed-forward blocks: gated (Gemma by GELU, Qwen by SiLU) and plain (SigLIP); GELU is the tanh form."""
 
 from __future__ import annotations
 
@@ -10,28 +10,33 @@ from oxygen.layers.torch.linear import Linear, PackedLinear, can_pack
 
 
 class GatedMlp(nn.Module):
-    """down(gelu(gate x) · up x). gate and up are one weight, [2 · mlp_width, width], gate rows first."""
+    """down(act(gate x) · up x). gate and up are one weight, [2 · mlp_width, width], gate rows first.
+
+    activation: `gelu` or `silu`.
+    """
 
     def __init__(
         self,
         width: int,
         mlp_width: int,
         *,
+        activation: str = "gelu",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
+        self.activation = activation
         self.gate_up = Linear(width, 2 * mlp_width, dtype=dtype, device=device)
         self.down = Linear(mlp_width, width, dtype=dtype, device=device)
         self._packed: tuple[PackedLinear, PackedLinear] | None = None
 
     def inner(self, x: Tensor) -> Tensor:
-        """x [N, width] -> gelu(gate x) · up x, [N, mlp_width]: what the down map reads."""
+        """x [N, width] -> act(gate x) · up x, [N, mlp_width]: what the down map reads."""
         if self._packed is not None:
             gate, up = self._packed
-            return up(x).mul_(gate.gelu(x))
+            return up(x).mul_(gate.gelu(x) if self.activation == "gelu" else gate.silu(x))
         gate_x, up_x = self.gate_up(x).chunk(2, dim=-1)
-        return F.gelu(gate_x, approximate="tanh") * up_x
+        return (F.gelu(gate_x, approximate="tanh") if self.activation == "gelu" else F.silu(gate_x)) * up_x
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(self.inner(x))
@@ -41,7 +46,7 @@ class GatedMlp(nn.Module):
         return self.down.add(self.inner(x), residual)
 
     def pack(self) -> None:
-        """Packed, gate and up are two products: the first takes its GELU along."""
+        """Packed, gate and up are two products: the first takes its activation along."""
         weight = self.gate_up.weight
         if self._packed is None and weight is not None and can_pack(weight):
             gate, up = weight.detach().chunk(2, dim=0)

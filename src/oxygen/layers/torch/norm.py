@@ -23,22 +23,26 @@ def unit_rows(x: Tensor, floor: Tensor) -> Tensor:
 
 
 class RMSNorm(nn.Module):
-    """x · (mean(x²) + eps)^−½ · (1 + weight), [N, width]: the weight is stored zero-centred, as Gemma does."""
+    """x · (mean(x²) + eps)^−½ · (centre + weight), [N, width].
 
-    def __init__(self, width: int, eps: float, device: torch.device | str | None = None) -> None:
+    centre: 1 where the weight is stored zero-centred, as Gemma does, 0 where it is stored plainly, as Qwen does.
+    """
+
+    def __init__(self, width: int, eps: float, device: torch.device | str | None = None, centre: float = 1.0) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(width, dtype=torch.float32, device=device))
+        self.centre = centre
         self._root = math.sqrt(width)
         self._floor = norm_floor(width, eps, device)
         self._gain: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
-        gain = (1.0 + self.weight) * self._root if self._gain is None else self._gain
+        gain = (self.centre + self.weight) * self._root if self._gain is None else self._gain
         return (unit_rows(x, self._floor) * gain).to(x.dtype)
 
     def prepare(self) -> None:
         """Fold what depends on the weight alone; the weight must not change afterwards."""
-        self._gain = (1.0 + self.weight.detach()) * self._root
+        self._gain = (self.centre + self.weight.detach()) * self._root
 
 
 def modulated_rms_norm(x: Tensor, gain: Tensor, shift: Tensor, floor: Tensor) -> Tensor:

@@ -7,13 +7,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from oxygen.layers.torch.linear import Linear, PackedLinear, can_pack
+from oxygen.layers.torch.norm import RMSNorm
 from oxygen.layers.torch.rope import Rope, apply_rope, apply_rope_to_neighbours, neighbour_order
 
 
 class QkvProjection(nn.Module):
     """x [N, width] -> q [N, Hq, Dh], k and v [N, Hkv, Dh]; q and k turned by RoPE. Weight rows: q, then k, then v.
 
-    After `prepare` the elements of q and k heads come in `neighbour_order`; their products are the same.
+    With `norms`, q and k are normed per head before they turn, by plain weights [head_dim] each (Qwen). After `prepare`
+    the elements of q and k heads come in `neighbour_order`; their products are the same.
     """
 
     def __init__(
@@ -23,6 +25,7 @@ class QkvProjection(nn.Module):
         num_kv_heads: int,
         head_dim: int,
         *,
+        norms: float | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
@@ -32,11 +35,16 @@ class QkvProjection(nn.Module):
         self._split: tuple[PackedLinear, PackedLinear] | None = None
         self._turn = apply_rope
         self._counts = (num_heads + num_kv_heads, num_kv_heads)
+        self.q_norm = None if norms is None else RMSNorm(head_dim, norms, device, centre=0.0)
+        self.k_norm = None if norms is None else RMSNorm(head_dim, norms, device, centre=0.0)
 
     def forward(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor]:
         if self._split is not None:
             return self.of_kept(x, rope, None)
         qk, v = self.qkv(x).view(x.shape[0], -1, self.head_dim).split(self._counts, dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = qk[:, : self.num_heads], qk[:, self.num_heads :]
+            return self._turn(self.q_norm(q), rope), self._turn(self.k_norm(k), rope), v
         turned = self._turn(qk, rope)
         return turned[:, : self.num_heads], turned[:, self.num_heads :], v
 
@@ -49,7 +57,10 @@ class QkvProjection(nn.Module):
             q_weight, kv_weight = self._parts()
             q, kv = F.linear(asked, q_weight), F.linear(x, kv_weight)
         k, v = kv.view(x.shape[0], -1, self.head_dim).chunk(2, dim=1)
-        return self._turn(q.view(-1, self.num_heads, self.head_dim), asked_rope), self._turn(k, rope), v
+        q = q.view(-1, self.num_heads, self.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q, k = self.q_norm(q), self.k_norm(k)
+        return self._turn(q, asked_rope), self._turn(k, rope), v
 
     def _parts(self) -> tuple[Tensor, Tensor]:
         assert self.qkv.weight is not None
@@ -65,6 +76,10 @@ class QkvProjection(nn.Module):
         heads = weight.data.view(-1, self.head_dim, weight.shape[1])[: self._counts[0]]
         heads.copy_(heads[:, order])
         self._turn = apply_rope_to_neighbours
+        for norm in (self.q_norm, self.k_norm):
+            if norm is not None:
+                norm.weight.data.copy_(norm.weight.data[order])
+                norm.prepare()
         if split and can_pack(weight):
             q_weight, kv_weight = self._parts()
             self._split = (PackedLinear(q_weight), PackedLinear(kv_weight))

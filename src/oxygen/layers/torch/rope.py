@@ -30,6 +30,18 @@ def rope_phases(positions: Tensor, head_dim: int, theta: float) -> Rope:
     return Rope(torch.complex(phases.cos(), phases.sin()))
 
 
+def multi_axis_phases(positions: Tensor, axes: Tensor, head_dim: int, theta: float) -> Rope:
+    """Phases of tokens that have a position on several axes. positions [N, num_axes], or [N] where they are equal.
+
+    axes [head_dim / 2]: the axis that each frequency takes its position from.
+    """
+    if positions.dim() == 1:
+        return rope_phases(positions, head_dim, theta)
+    exponents = torch.arange(0, head_dim, 2, dtype=torch.float32, device=positions.device) / head_dim
+    phases = positions.to(torch.float32)[:, None, axes] / torch.pow(theta, exponents)
+    return Rope(torch.complex(phases.cos(), phases.sin()))
+
+
 def apply_rope(x: Tensor, rope: Rope) -> Tensor:
     """Turn x [N, heads, head_dim], half-split, by its tokens' phases; float32 arithmetic, the result has x's type."""
     cos, sin = rope.turns.real, rope.turns.imag

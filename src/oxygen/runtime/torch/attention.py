@@ -97,13 +97,35 @@ def _attend_block(
         start += k.shape[0]
 
 
-class PrefillAttend:
-    """Several contexts in one call, each bidirectional within itself. K and V go straight into the rows.
+def causal_mask(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Additive [size, size]: token i sees those up to itself."""
+    return torch.full((size, size), float("-inf"), dtype=dtype, device=device).triu_(1)
 
-    rows, lengths: the segments in token order. In the last layer q holds one token per segment (its last).
+
+def attend_causally(q: Tensor, keys: Keys, scratch: Scratch, out: Tensor) -> None:
+    """Token i of q sees keys up to i. Block by block, so that what a block cannot see is not computed."""
+    num_tokens = q.shape[0]
+    block = num_tokens if q.is_cuda else CPU_BLOCK
+    mask = causal_mask(min(block, num_tokens), q.dtype, q.device)
+    for first in range(0, num_tokens, block):
+        last = min(first + block, num_tokens)
+        size = last - first
+        own = Keys(keys.k[:, first:last], keys.v[:, first:last], mask[:size, :size])
+        before = (Keys(keys.k[:, :first], keys.v[:, :first]),) if first else ()
+        attend_parts(q[first:last], (*before, own), scratch, out[first:last])
+
+
+class PrefillAttend:
+    """Several contexts in one call, each within itself. K and V go straight into the rows.
+
+    rows, lengths: the segments in token order. is_causal: a token sees those up to itself, otherwise the whole segment.
+    In the last layer q may hold one token per segment (its last).
     """
 
-    def __init__(self, store: Store, rows: Sequence[int], lengths: Sequence[int], scratch: Scratch) -> None:
+    def __init__(
+        self, store: Store, rows: Sequence[int], lengths: Sequence[int], scratch: Scratch, is_causal: bool = False
+    ) -> None:
+        self._is_causal = is_causal
         self._store = store.contexts
         self._scratch = scratch
         starts = [sum(lengths[:i]) for i in range(len(lengths))]
@@ -117,7 +139,10 @@ class PrefillAttend:
             self._store.write(layer, row, 0, k[start : start + length], v[start : start + length])
             keys = Keys(self._store.keys[layer][row, :, :length], self._store.values[layer][row, :, :length])
             tokens = slice(start, start + length) if whole else slice(index, index + 1)
-            attend_parts(q[tokens], (keys,), self._scratch, out[tokens])
+            if whole and self._is_causal:
+                attend_causally(q[tokens], keys, self._scratch, out[tokens])
+            else:
+                attend_parts(q[tokens], (keys,), self._scratch, out[tokens])
         return out
 
 
@@ -234,6 +259,28 @@ def _causal_mask(s: TailSegment, dtype: torch.dtype, device: torch.device) -> Te
     """Additive [count, start + count]: token i sees tail positions up to start + i."""
     mask = torch.full((s.count, s.start + s.count), float("-inf"), dtype=dtype, device=device)
     return mask.triu_(s.start + 1)
+
+
+class PassingTailAttend:
+    """Private tokens of action experts: each segment sees its context whole and itself causally. Nothing is kept.
+
+    segments: (context row, context length, number of tokens), in token order. All tokens are queries in every layer.
+    """
+
+    def __init__(self, store: Store, segments: Sequence[tuple[int, int, int]], scratch: Scratch) -> None:
+        self._contexts, self._segments, self._scratch = store.contexts, list(segments), scratch
+        self._masks = [causal_mask(count, store.dtype, store.device) for _, _, count in segments]
+
+    def __call__(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
+        k, v = k.transpose(0, 1), v.transpose(0, 1)
+        first = 0
+        for (row, length, count), mask in zip(self._segments, self._masks, strict=True):
+            tokens = slice(first, first + count)
+            first += count
+            context = Keys(self._contexts.keys[layer][row, :, :length], self._contexts.values[layer][row, :, :length])
+            attend_parts(q[tokens], (context, Keys(k[:, tokens], v[:, tokens], mask)), self._scratch, out[tokens])
+        return out
 
 
 class JointAttend:

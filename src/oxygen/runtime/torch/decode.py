@@ -116,6 +116,10 @@ class Decode:
             raise RequestFault(item.request_id, f"the text needs {need} tail positions, there are {shape.tail_len}")
         if not item.pending and item.num_computed:
             raise RequestFault(item.request_id, "a text that has begun needs a pending token")
+        length, open_from = self._store.lengths[item.context_row], self._store.open_from[item.context_row]
+        if not open_from <= item.context_len <= length or (not item.pending and item.context_len != length):
+            where = f"from {open_from} to {length} (with a prompt of its own) or at {length}"
+            raise RequestFault(item.request_id, f"a text may begin behind {where} tokens, not {item.context_len}")
         check_ids(item.request_id, item.pending, self._model.spec.vocab_size)
 
     def _launch_first(self, live: Sequence[Live]) -> Round:
@@ -188,7 +192,11 @@ class Decode:
 
     def _eager_state(self, order: Sequence[Live]) -> tuple[DecodeAttend, Tensor]:
         attend = DecodeAttend(self._store, [t.place() for t in order])
-        return attend, self._integers([t.item.context_len + t.computed for t in order])
+        return attend, self._integers([self._next(t) for t in order])
+
+    def _next(self, text: Live) -> int:
+        """Position of the text's next token."""
+        return self._store.position(text.item.context_row, text.item.context_len + text.computed)
 
     def _trunk(self, tokens: Tensor, positions: Tensor, attend: DecodeAttend) -> Tensor:
         return self._model.trunk(self._model.embed_tokens(tokens), self._model.rope(positions), attend)
@@ -196,14 +204,14 @@ class Decode:
     def _hidden_with_tails(self, single: Sequence[Live], ragged: Sequence[Live]) -> Tensor:
         """Texts with one pending token and prompt tails in one pass -> one hidden state per text, [n, width]."""
         ids = [t.item.pending[0] for t in single]
-        positions = [t.item.context_len + t.computed for t in single]
+        positions = [self._next(t) for t in single]
         keep = list(range(len(single)))
         segments: list[TailSegment] = []
         for t in ragged:
             count = len(t.item.pending)
             segments.append(TailSegment(t.item.context_row, t.item.context_len, t.item.tail_row, t.computed, count))
             ids += t.item.pending
-            positions += range(t.item.context_len + t.computed, t.item.context_len + t.computed + count)
+            positions += range(self._next(t), self._next(t) + count)
             keep.append(len(ids) - 1)
         attend: Any = TailAttend(self._store, segments, self._scratch)
         if single:

@@ -27,7 +27,7 @@ class RunTensors:
     tail_start.
 
     Index tensors: cell_text [R·T], text_cell [t], tail_text [P], tail_of_cell [R·T], cell_of_tail [P], tail_of_text
-    [t]. context_mask [R, 1, 1, 1, context_len] and tail_mask [R, 1, T, 1, tail_len] are additive.
+    [t]. context_mask [R, 1, T, 1, context_len] and tail_mask [R, 1, T, 1, tail_len] are additive.
     """
 
     start: int
@@ -139,7 +139,7 @@ class DecodeAttend:
             tail_of_text=_index(orders.tail_of_text, tail_stop - tail_start, store.device),
         )
         if any(n != run.context_len for n in run.context_lens):
-            lens = torch.tensor(run.context_lens, device=store.device).view(rows, 1, 1, 1)
+            lens = torch.tensor(run.context_lens, device=store.device).view(rows, 1, run.cells, 1)
             tensors.context_mask = span_mask(lens, run.context_len, store.dtype)
         visible = None
         if any(t.computed != texts[0].computed for t in texts):
@@ -211,7 +211,7 @@ def attend_run(store: Store, run: RunTensors, layer: int, q: Tensor) -> Tensor:
     out = _select(out.reshape(rows * cells, num_heads, head_dim), run.text_cell)
 
     tail_weights = weights[..., run.context_len :].transpose(1, 2).reshape(rows * cells, kv_heads, group, run.tail_len)
-    tail_weights = _select(tail_weights, run.cell_of_tail).view(-1, group, run.tail_len)
+    tail_weights = _select(tail_weights, run.cell_of_tail).reshape(-1, group, run.tail_len)
     values = tails.values[layer][run.tail_start : run.tail_stop, :, : run.tail_len].flatten(0, 1)
     own = torch.bmm(tail_weights, values).view(-1, num_heads, head_dim)
     return out.add_(_select(own, run.tail_of_text))

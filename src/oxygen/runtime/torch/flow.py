@@ -1,4 +1,4 @@
-"""The flow loop: noise at t = 1 to actions at t = 0 in S Euler steps of the velocity."""
+"""The flow loop: noise to actions in S Euler steps of an expert's velocity."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxygen.runtime.torch.attention import Attend
 
+def denoise(expert: Any, prepared: Any, x: Tensor, num_steps: int) -> Tensor:
+    """x [B, H, A] float32, changed in place from noise to actions. prepared: of `expert.prepare`, for these items.
 
-def denoise(model: Any, x: Tensor, num_steps: int, rope: Any, attend: Attend) -> Tensor:
-    """x [B, H, A] float32, changed in place from noise to actions. rope is that of the B · H action tokens.
-
-    Everything that does not change between steps is made before the loop: phases, the modulation of all steps, and the
-    context's K and V, which `attend` reads where they lie.
+    Everything that does not change between steps is in `prepared`: phases, the modulation of all steps, and what the
+    expert reads of the contexts. Time runs as the expert declares it.
     """
-    conditions = model.conditions(num_steps)
     for step in range(num_steps):
-        x.add_(model.velocity(x, conditions, step, rope, attend), alpha=-1.0 / num_steps)
+        x.add_(expert.velocity(prepared, x, step), alpha=expert.shape.direction / num_steps)
     return x
 
 
-def action_positions(context_lens: Tensor, horizon: int) -> Tensor:
-    """Positions of the action tokens, item after item: they continue each context's count. context_lens [B] -> [B ·
-    H].
-    """
-    return (context_lens[:, None] + torch.arange(horizon, device=context_lens.device)).flatten()
+def action_positions(first: Tensor, horizon: int) -> Tensor:
+    """Positions of the action tokens, item after item: they go on behind each context. first [B] -> [B · H]."""
+    return (first[:, None] + torch.arange(horizon, device=first.device)).flatten()

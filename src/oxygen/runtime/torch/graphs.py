@@ -20,7 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from oxygen.runtime.torch.attention import ActAttend, PaddedPrefillAttend, Scratch
+from oxygen.layers.torch.context import ContextTokens, Reading, add_after
+from oxygen.runtime.torch.attention import ActAttend, PaddedPrefillAttend, Scratch, causal_mask
 from oxygen.runtime.torch.decode_attention import DecodeAttend, RunTensors, run_orders, span_mask
 from oxygen.runtime.torch.flow import action_positions, denoise
 from oxygen.runtime.torch.runs import LiveText, make_run
@@ -48,14 +49,14 @@ def bucket(value: int, limit: int) -> int:
     return min(next((b for b in BATCHES if b >= value), -(-value // 64) * 64), limit)
 
 
-def act_key(rows: Sequence[int], context_len: int, num_steps: int, limit: int) -> Key:
-    """Shape of a denoise loop: which rows, how much of each, how many steps."""
-    return ("act", tuple(rows), round_up(context_len, CONTEXT_STEP, limit), num_steps)
+def act_key(expert: str, rows: Sequence[int], context_len: int, num_steps: int, limit: int) -> Key:
+    """Shape of a denoise loop: whose, which rows, how much of each, how many steps."""
+    return ("act", expert, tuple(rows), round_up(context_len, CONTEXT_STEP, limit), num_steps)
 
 
-def prefill_key(num_tokens: int, limit: int) -> Key:
-    """Shape of the prefill of one context."""
-    return ("prefill", round_up(num_tokens, PREFILL_STEP, limit))
+def prefill_key(num_tokens: int, limit: int, has_additions: bool = False) -> Key:
+    """Shape of the prefill of one context, with or without what is added behind its first layers."""
+    return ("prefill", round_up(num_tokens, PREFILL_STEP, limit), has_additions)
 
 
 def round_key(texts: Sequence[LiveText], store: Store) -> Key:
@@ -109,28 +110,36 @@ class Static:
 class StaticPrefill(Static):
     """One context of up to `size` tokens. x [size, width] is filled by the caller; `hidden` [1, width] comes out."""
 
-    def __init__(self, model: Any, store: Store, key: Key) -> None:
+    def __init__(self, model: Any, store: Store, key: Key, like: ContextTokens) -> None:
         size = key[1]
         self._model, self._store, self._size = model, store, size
+        self._causal = causal_mask(size, store.dtype, store.device) if model.is_causal else None
         self._scratch = Scratch(store.dtype, store.device)
         self.x = torch.zeros(size, store.shape.width, dtype=store.dtype, device=store.device)
         self.hidden = torch.zeros(1, store.shape.width, dtype=store.dtype, device=store.device)
         self._trash = store.contexts.slots([store.contexts.trash] * size, [0] * size, store.device)
         self._slots = self._trash.clone()
-        self._positions = torch.arange(size, device=store.device)
+        self._positions = torch.zeros((size, *like.positions.shape[1:]), dtype=torch.int64, device=store.device)
+        self._additions = None if like.additions is None else self.x.new_zeros(len(like.additions), *self.x.shape)
         self._length = torch.ones(1, dtype=torch.int64, device=store.device)
 
-    def load(self, row: int, length: int) -> None:
-        """Aim at a row; the first `length` tokens are real."""
-        contexts = self._store.contexts
+    def load(self, row: int, context: ContextTokens) -> None:
+        """Take a context in, and aim at a row. What lies behind the context is padding."""
+        contexts, length = self._store.contexts, len(context.x)
+        self.x[:length] = context.x
+        self._positions[:length] = context.positions
+        if self._additions is not None and context.additions is not None:
+            self._additions.zero_()
+            self._additions[:, :length] = context.additions
         self._slots.copy_(self._trash)
         self._slots[: length * contexts.kv_heads] = contexts.slots([row] * length, range(length), self._store.device)
         self._length.fill_(length)
 
     def run(self) -> None:
-        mask = span_mask(self._length, self._size, self._store.dtype)[0]
+        mask = span_mask(self._length, self._size, self._store.dtype)[0] if self._causal is None else self._causal
         attend = PaddedPrefillAttend(self._store, self._slots, mask, self._scratch)
-        self.hidden.copy_(self._model.trunk(self.x, self._model.rope(self._positions), attend, self._length - 1))
+        rope, after = self._model.rope(self._positions), add_after(self._additions)
+        self.hidden.copy_(self._model.trunk(self.x, rope, attend, self._length - 1, after))
 
 
 class StaticAct(Static):
@@ -138,30 +147,34 @@ class StaticAct(Static):
 
     def __init__(
         self,
-        model: Any,
+        expert: Any,
         store: Store,
         key: Key,
         shape: Sequence[int],
     ) -> None:
-        _, rows, context_len, num_steps = key
-        self._model, self._store, self._rows, self._context_len = model, store, rows, context_len
+        _, _, rows, context_len, num_steps = key
+        self._expert, self._store, self._rows, self._context_len = expert, store, rows, context_len
         self._num_steps = num_steps
         self._scratch = Scratch(store.dtype, store.device)
         self.x = torch.zeros(*shape, dtype=torch.float32, device=store.device)
         self._lens = torch.ones(len(rows), dtype=torch.int64, device=store.device)
-        model.conditions(num_steps)
+        self._next = torch.ones(len(rows), dtype=torch.int64, device=store.device)
+        self._expert.prepare(self._reading(), num_steps)  # what is made once must not be made inside a capture
 
     def load(self, noise: Tensor, lens: Sequence[int]) -> None:
         """The items' noise and context lengths."""
         self.x.copy_(noise)
         self._lens.copy_(torch.tensor(lens))
+        self._next.copy_(torch.tensor([self._store.position(r, n) for r, n in zip(self._rows, lens, strict=True)]))
 
     def run(self) -> None:
+        denoise(self._expert, self._expert.prepare(self._reading(), self._num_steps), self.x, self._num_steps)
+
+    def _reading(self) -> Reading:
         masks = list(span_mask(self._lens, self._context_len, self._store.dtype))
         lens = [self._context_len] * len(self._rows)
         attend = ActAttend(self._store, self._rows, lens, self._scratch, masks)
-        rope = self._model.rope(action_positions(self._lens, self.x.shape[1]))
-        denoise(self._model, self.x, self._num_steps, rope, attend)
+        return Reading(len(self._rows), attend, action_positions(self._next, self.x.shape[1]))
 
 
 class StaticRound(Static):
@@ -170,7 +183,7 @@ class StaticRound(Static):
     def __init__(self, model: Any, store: Store, key: Key) -> None:
         _, batch, rows, cells, context_len, tails, tail_len = key
         self._model, self._store, self._key = model, store, key
-        sizes = (batch, batch, batch * store.shape.kv_heads, rows, rows * cells)
+        sizes = (batch, batch, batch * store.shape.kv_heads, rows * cells, rows * cells)
         orders = (rows * cells, batch, tails, rows * cells, tails, batch)
         self.tokens = torch.zeros(batch, dtype=torch.int64, device=store.device)
         self.hidden = torch.zeros(batch, store.shape.width, dtype=store.dtype, device=store.device)
@@ -189,7 +202,7 @@ class StaticRound(Static):
         orders = run_orders(run, texts, 0, tails)
         slots = self._store.tails.slots([t.tail_row for t in texts], [t.computed for t in texts], torch.device("cpu"))
         kv_heads = self._store.shape.kv_heads
-        numbers = [t.context_len + t.computed for t in texts] + [0] * padding
+        numbers = [self._store.position(t.context_row, t.context_len + t.computed) for t in texts] + [0] * padding
         numbers += slots.tolist() + self._trash[: padding * kv_heads]
         numbers += run.context_lens
         numbers += [texts[text].computed + 1 for text in run.cell_text]
@@ -203,7 +216,7 @@ class StaticRound(Static):
 
     def run(self) -> None:
         run, dtype = self._run, self._store.dtype
-        run.context_mask = span_mask(self._context_lens.view(-1, 1, 1, 1), run.context_len, dtype)
+        run.context_mask = span_mask(self._context_lens.view(-1, 1, run.cells, 1), run.context_len, dtype)
         run.tail_mask = span_mask(self._visible.view(-1, 1, run.cells, 1), run.tail_len, dtype)
         attend = DecodeAttend.over(self._store, [run], self._slots)
         rope = self._model.rope(self._positions)

@@ -14,10 +14,7 @@ import torch
 
 from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.core.errors import InvalidInput, Refused
-from oxygen.models.pi05.opening import Pi05Folder, read_pi05
-from oxygen.models.pi05.spec import PRESETS, Pi05Spec
-from oxygen.models.pi05.torch import Pi05, build
-from oxygen.models.pi05.torch.weights import load_pi05
+from oxygen.runtime.torch.families import FAMILIES, PRESETS, family_of_preset, load, read_folder
 from oxygen.runtime.torch.runner import TorchRunner, store_shape
 
 log = logging.getLogger(__name__)
@@ -28,7 +25,7 @@ WORKING_BYTES = 256 * 2**20
 
 
 def open_runner(
-    source: str | Path | Pi05Folder | Pi05,
+    source: Any,
     *,
     device: str = "cpu",
     dtype: str = "float32",
@@ -47,7 +44,7 @@ def open_runner(
 ) -> TorchRunner:
     """A runner on weights of a checkpoint folder, of a preset (random, from `seed`), or of a model made elsewhere.
 
-    A folder opened by `read_pi05` brings its robot's chunk length and whatever sizes it was told.
+    A folder opened by `read_folder` brings its robot's chunk length and whatever sizes it was told.
 
     context_len: tokens of the longest context (None: what the model can take). tail_len: tokens of the longest text
     with its prompt tail. graphs: `auto` is `cuda` on a GPU and `off` on a CPU. lookahead: None takes it on a GPU
@@ -81,27 +78,25 @@ def open_runner(
     )
 
 
-def _open_model(
-    source: str | Path | Pi05Folder | Pi05, device: torch.device, dtype: torch.dtype, seed: int, changes: dict[str, Any]
-) -> Pi05:
-    if isinstance(source, Pi05):
+def _open_model(source: Any, device: torch.device, dtype: torch.dtype, seed: int, changes: dict[str, Any]) -> Any:
+    if isinstance(source, torch.nn.Module):
         return source
-    if isinstance(source, Pi05Folder):
+    if isinstance(source, tuple(family.opened for family in FAMILIES.values())):
         _refuse_if_too_large(weight_bytes(source.spec, dtype), device, f"weights of {source.where}")
-        return load_pi05(source, device, dtype)
+        return load(source, device, dtype)
     if str(source) in PRESETS and not Path(source).is_dir():
         preset = replace(PRESETS[str(source)], **changes)
         _refuse_if_too_large(weight_bytes(preset, dtype), device, f"weights of {source}")
         log.info("%s: random weights from seed %d", source, seed)
-        return build(preset, device, dtype, seed=seed)
+        return family_of_preset(str(source)).build(preset, device, dtype, seed=seed)
     if not resolve(source).exists():
         raise InvalidInput(
             "model", f"a checkpoint folder or one of {', '.join((*SHIPPED, *PRESETS))}", repr(str(source))
         )
-    return _open_model(read_pi05(source, overrides=changes or None), device, dtype, seed, {})
+    return _open_model(read_folder(source, overrides=changes or None), device, dtype, seed, {})
 
 
-def weight_bytes(spec: Pi05Spec, dtype: torch.dtype) -> int:
+def weight_bytes(spec: Any, dtype: torch.dtype) -> int:
     """Bytes of the weights in use. On a CPU the token table counts twice: as a table, and packed as the head."""
     table = spec.vocab_size * spec.trunk.width
     return (spec.num_parameters() + table) * dtype.itemsize

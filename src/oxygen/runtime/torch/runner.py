@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from oxygen.core.errors import RequestFault
-from oxygen.core.inputs import ContextInputs
-from oxygen.core.plan import ActItem, AfterRound, DecodeItem, PrefillItem, RunnerLimits
+from oxygen.core.plan import ActItem, AfterRound, DecodeItem, ExpertLimits, PrefillItem, RunnerLimits
 from oxygen.core.tasks import Sampling
+from oxygen.layers.experts import ExpertShape
 from oxygen.runtime.torch.act import run_chunks
 from oxygen.runtime.torch.attention import Scratch
 from oxygen.runtime.torch.decode import Decode
@@ -60,17 +60,21 @@ class TorchRunner:
         shared = (model, self.store, self._scratch, self._graphs, self.timings)
         self._prefill = Prefill(*shared)
         self._decode = Decode(*shared, forbidden=self._mask(forbidden_ids), lookahead=lookahead)
+        self._experts = dict(model.experts)
+        shapes = [expert.shape for expert in self._experts.values()]
+        experts = tuple(ExpertLimits(s.name, s.horizon, s.action_dim, s.num_steps) for s in shapes)
         self._limits = RunnerLimits(
             max_contexts=max_contexts,
             max_texts=max_texts,
             context_len=context_len,
             tail_len=tail_len,
-            horizon=spec.horizon,
-            action_dim=spec.action_dim,
-            num_steps=spec.num_steps,
+            horizon=experts[0].horizon if experts else 1,
+            action_dim=experts[0].action_dim if experts else 1,
+            num_steps=experts[0].num_steps if experts else 1,
             vocab_size=spec.vocab_size,
             eos_ids=tuple(eos_ids),
             bytes_per_context=shape.context_bytes(self.dtype),
+            experts=experts,
         )
         if poison_freed:
             self.store.poison(range(max_contexts), range(max_texts))
@@ -81,8 +85,9 @@ class TorchRunner:
 
     @torch.inference_mode()
     def prefill(self, items: Sequence[PrefillItem]) -> None:
-        """Write each item's context into its row. Pictures of one frame key are embedded once per call, and once more
-        for contexts of the same frame in the next call.
+        """Write each item's context into its row, and keep for its readers of hidden states what they read, until the
+        next prefill or decode. Pictures of one frame key are embedded once per call, and once more for contexts of the
+        same frame in the next call.
         """
         for item in items:
             self._check_row(item.request_id, item.context_row)
@@ -96,28 +101,28 @@ class TorchRunner:
         if not items:
             return []
         with self.timings.stage("act"):
-            return run_chunks(self._model, self.store, items, self._scratch, self._graphs)
+            return run_chunks(self._experts, self.store, self._prefill.features, items, self._scratch, self._graphs)
 
     @torch.inference_mode()
     def decode(self, items: Sequence[DecodeItem], rounds: int, after_round: AfterRound) -> None:
-        """Give each text up to `rounds` tokens. The step's pictures are forgotten."""
+        """Give each text up to `rounds` tokens. The step's pictures and features are forgotten."""
         for item in items:
             self._check_row(item.request_id, item.context_row)
             if not 0 <= item.tail_row < self._limits.max_texts:
                 raise RequestFault(item.request_id, f"tail row {item.tail_row} is not among {self._limits.max_texts}")
-        self._prefill.forget_pictures()
+        self._prefill.forget_step()
         self._decode.run(items, rounds, after_round)
 
     @torch.inference_mode()
     def forget(self, context_rows: Sequence[int], tail_rows: Sequence[int]) -> None:
         """These rows are free. Nothing is cleared (taking a row does that) unless freed rows are to be poisoned."""
+        self._prefill.forget_rows(context_rows)
         if self._poison_freed:
             self.store.poison(context_rows, tail_rows)
 
     def close(self) -> None:
         """Give the memory of the storage back. The runner is of no use afterwards."""
-        self._prefill.forget_pictures()
-        del self.store, self._prefill, self._decode, self._model
+        del self.store, self._prefill, self._decode, self._model, self._experts
 
     def forbid(self, forbidden_ids: np.ndarray | None) -> None:
         """Set the vocabulary mask: [vocab_size] bool, true for tokens that no text may contain."""
@@ -127,23 +132,26 @@ class TorchRunner:
         """Run every stage once on made-up input (rows 0), so that no request pays for first-time work. Rows are free
         after.
         """
-        spec, limits = self._model.spec, self._limits
-        size = spec.vision.image_size
-        num_images = max(0, min(2, (limits.context_len - 1) // spec.tokens_per_image))
-        images = tuple(np.zeros((size, size, 3), dtype=np.uint8) for _ in range(num_images))
-        num_ids = min(8, limits.context_len - num_images * spec.tokens_per_image)
-        inputs = ContextInputs(images, (0,) * num_ids, num_images * spec.tokens_per_image + num_ids)
-        noise = np.zeros((spec.horizon, spec.action_dim), dtype=np.float32)
+        limits = self._limits
+        inputs = self._model.example(limits.context_len)
         for _ in range(2):  # captured shapes are made when they come the second time
-            self.prefill([PrefillItem(0, 0, inputs, frame_key=-1)])
-            self.act([ActItem(0, 0, 0, inputs.num_tokens, "action", spec.num_steps, noise)])
+            chunks = [self._made_up_chunk(expert.shape, inputs.num_tokens) for expert in self._experts.values()]
+            readers = tuple((item.expert, item.tail_ids) for item in chunks)
+            self.prefill([PrefillItem(0, 0, inputs, frame_key=-1, readers=readers)])
+            self.act(chunks)
             for tail in range(min(2, limits.max_texts)):
                 rounds = min(2, limits.tail_len)
                 item = DecodeItem(0, 0, 0, inputs.num_tokens, tail, 0, (), 0, rounds, Sampling())
                 self.decode([item], rounds, lambda tokens: [True] * len(tokens))
-            self._prefill.forget_pictures()
+            self._prefill.forget_step()
         self.forget([0], list(range(min(2, limits.max_texts))))
         self.timings.reset()
+
+    def _made_up_chunk(self, shape: ExpertShape, context_len: int) -> ActItem:
+        noise = np.zeros((shape.horizon, shape.action_dim), dtype=np.float32)
+        tail = () if shape.reads.token_id is None else (shape.reads.token_id,) * shape.reads.num_tokens
+        state = np.zeros(shape.state_dim, dtype=np.float32) if shape.state_dim else None
+        return ActItem(0, 0, 0, context_len, shape.name, shape.num_steps, noise, tail, state)
 
     def info(self) -> dict[str, Any]:
         """What this runner runs on: plain values for metadata and benchmarks."""
@@ -178,13 +186,20 @@ class TorchRunner:
         self._check_row(item.request_id, item.context_row)
         if not 1 <= item.context_len <= self._limits.context_len:
             raise RequestFault(item.request_id, f"context length {item.context_len} of {self._limits.context_len}")
-        if item.expert != "action":
-            raise RequestFault(item.request_id, f"this model has one expert, `action`, not {item.expert!r}")
-        if item.tail_ids:
-            raise RequestFault(item.request_id, "the action expert of this model takes no private tokens")
-        if item.noise.shape != (self._limits.horizon, self._limits.action_dim):
-            expected = f"[{self._limits.horizon}, {self._limits.action_dim}]"
+        if item.expert not in self._experts:
+            known = ", ".join(self._experts) or "none"
+            raise RequestFault(item.request_id, f"the action experts of this model are {known}, not {item.expert!r}")
+        shape = self._experts[item.expert].shape
+        if shape.reads.kv and item.tail_ids:
+            raise RequestFault(item.request_id, f"expert {item.expert} takes no private tokens")
+        if not shape.reads.kv and (item.context_row, item.expert) not in self._prefill.features:
+            raise RequestFault(item.request_id, f"the context was not prefilled for expert {item.expert} in this step")
+        if item.noise.shape != (shape.horizon, shape.action_dim):
+            expected = f"[{shape.horizon}, {shape.action_dim}]"
             raise RequestFault(item.request_id, f"noise: expected {expected}, got {list(item.noise.shape)}")
+        if shape.state_dim and (item.state is None or item.state.shape != (shape.state_dim,)):
+            got = "none" if item.state is None else list(item.state.shape)
+            raise RequestFault(item.request_id, f"state: expert {item.expert} takes [{shape.state_dim}], got {got}")
         if item.num_steps < 1:
             raise RequestFault(item.request_id, f"num_steps must be at least 1, got {item.num_steps}")
 

@@ -36,7 +36,7 @@ class Run:
     """Context rows start .. stop with `cells` texts each; texts first .. last of the batch (sorted by context row).
 
     cell_text: text (counted from `first`) in each of the (stop - start) · cells cells; padding repeats text 0.
-    text_cell: cell of each text. context_lens: length of each row (padding: the longest).
+    text_cell: cell of each text. context_lens: positions that each cell's text reads (padding: the longest).
     """
 
     start: int
@@ -76,7 +76,7 @@ def plan_runs(texts: Sequence[LiveText]) -> list[Run]:
 def _joins(contexts: Sequence[tuple[int, list[LiveText]]], first: int, i: int) -> bool:
     """Whether context i belongs into the run that began with context `first`."""
     start = contexts[first][0]
-    lens = [group[0].context_len for _, group in contexts[first : i + 1]]
+    lens = [max(text.context_len for text in group) for _, group in contexts[first : i + 1]]
     cells = [len(group) for _, group in contexts[first : i + 1]]
     apart = cost(contexts[i - 1][0] + 1 - start, max(lens[:-1]), max(cells[:-1])) + cost(1, lens[-1], cells[-1])
     return cost(contexts[i][0] + 1 - start, max(lens), max(cells)) <= apart + RUN_OVERHEAD
@@ -85,7 +85,7 @@ def _joins(contexts: Sequence[tuple[int, list[LiveText]]], first: int, i: int) -
 def _tight_run(contexts: Sequence[tuple[int, list[LiveText]]], first: int) -> Run:
     texts = [text for _, group in contexts for text in group]
     cells = max(len(group) for _, group in contexts)
-    longest = max(group[0].context_len for _, group in contexts)
+    longest = max(text.context_len for text in texts)
     return make_run(texts, contexts[-1][0] + 1, cells, longest, start=contexts[0][0], first=first)
 
 
@@ -94,14 +94,14 @@ def make_run(
 ) -> Run:
     """A run over the rows start .. stop with `cells` cells each, for texts sorted by context row."""
     cell_text = [0] * ((stop - start) * cells)
-    context_lens = [context_len] * (stop - start)
+    context_lens = [context_len] * ((stop - start) * cells)
     text_cell: list[int] = []
     used: dict[int, int] = {}
     for index, text in enumerate(texts):
         row = text.context_row - start
         cell = row * cells + used.get(row, 0)
         used[row] = used.get(row, 0) + 1
-        context_lens[row] = text.context_len
+        context_lens[cell] = text.context_len
         cell_text[cell] = index
         text_cell.append(cell)
     return Run(

@@ -116,7 +116,16 @@ class Store:
             num_rows=shape.max_contexts, length=shape.context_len, dtype=dtype, device=device, **per_layer
         )
         self.tails = RowStore(num_rows=shape.max_texts, length=shape.tail_len, dtype=dtype, device=device, **per_layer)
+        # Of each context in use: its length, how far positions run ahead of token numbers behind it, and the first
+        # token number from which that holds (a text may begin there, or later).
+        self.lengths = [0] * (shape.max_contexts + 1)
+        self.shifts = [0] * (shape.max_contexts + 1)
+        self.open_from = [0] * (shape.max_contexts + 1)
         self.last_hidden = torch.zeros(shape.max_contexts + 1, shape.width, dtype=dtype, device=device)
+
+    def position(self, context_row: int, index: int) -> int:
+        """Position of token number `index` of a sequence that goes on behind a context."""
+        return index + self.shifts[context_row]
 
     def poison(self, context_rows: Sequence[int], tail_rows: Sequence[int]) -> None:
         """Fill freed rows with NaN."""

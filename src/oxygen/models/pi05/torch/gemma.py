@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from oxygen.layers.torch.attention import Attend
+from oxygen.layers.torch.context import After
 from oxygen.layers.torch.linear import Linear
 from oxygen.layers.torch.mlp import GatedMlp
 from oxygen.layers.torch.norm import RMSNorm, modulated_rms_norm, norm_floor
@@ -45,7 +46,7 @@ class Trunk(nn.Module):
 
     x [N, width] -> hidden states after the final norm, [N, width] or [len(keep), width]. keep: indices of the tokens
     whose last-layer output is wanted. The last layer makes K and V of all tokens, but queries, attention output and MLP
-    of these only, so `attend` meets len(keep) queries there.
+    of these only, so `attend` meets len(keep) queries there. after: sees, and may change, the residual behind a layer.
     """
 
     def __init__(self, spec: GemmaSpec, dtype: torch.dtype, device: torch.device | str) -> None:
@@ -53,10 +54,13 @@ class Trunk(nn.Module):
         self.layers = nn.ModuleList(TrunkLayer(spec, dtype, device) for _ in range(spec.depth))
         self.norm = RMSNorm(spec.width, NORM_EPS, device)
 
-    def forward(self, x: Tensor, rope: Rope, attend: Attend, keep: Tensor | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, rope: Rope, attend: Attend, keep: Tensor | None = None, after: After | None = None
+    ) -> Tensor:
         last = len(self.layers) - 1
         for i, layer in enumerate(self.layers):
             x = layer(x, rope, attend, i, keep if i == last else None)
+            x = x if after is None else after(i, x)
         return self.norm(x)
 
 

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oxygen.core.inputs import ContextInputs
 from oxygen.layers.torch.attention import Attend
+from oxygen.layers.torch.context import ContextTokens
 from oxygen.layers.torch.linear import Linear, PackedLinear, can_pack
 from oxygen.layers.torch.rope import Rope, rope_phases
 from oxygen.models.pi05.spec import ROPE_THETA, Pi05Spec, flow_times
 from oxygen.models.pi05.torch.conditions import Modulation, StepConditions, TimeConditioning
+from oxygen.models.pi05.torch.expert import NAME, ActionExpert
 from oxygen.models.pi05.torch.gemma import Expert, Trunk
 from oxygen.models.pi05.torch.vision import VisionTower
 
@@ -22,8 +27,11 @@ class Pi05(nn.Module):
     """One π0.5. Tokens are flattened: N counts all tokens of all sequences of a call.
 
     Inference: call `prepare_for_inference()` once after loading, then run under `torch.inference_mode()`. Training: use
-    the same methods before that call; `modulation_at` gives every sample its own flow time.
+    the same methods before that call; `modulation_at` gives every sample its own flow time. is_causal: whether a token
+    of a context sees only those before it.
     """
+
+    is_causal = False
 
     def __init__(self, spec: Pi05Spec, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
@@ -44,6 +52,41 @@ class Pi05(nn.Module):
     @property
     def device(self) -> torch.device:
         return self.table.device
+
+    @property
+    def experts(self) -> Mapping[str, ActionExpert]:
+        """Action experts by name."""
+        return {NAME: ActionExpert(self)}
+
+    def refusal(self, inputs: ContextInputs) -> str | None:
+        """Why these inputs cannot be a context of this model; None where they can."""
+        size = self.spec.vision.image_size
+        for image in inputs.images:
+            if image.shape != (size, size, 3) or image.dtype != np.uint8:
+                return f"picture: expected [{size}, {size}, 3] uint8, got {list(image.shape)} {image.dtype}"
+        count = len(inputs.images) * self.spec.tokens_per_image + len(inputs.token_ids)
+        return None if count == inputs.num_tokens else f"context: {count} tokens, declared {inputs.num_tokens}"
+
+    def embed_pictures(self, images: Sequence[np.ndarray]) -> list[Tensor]:
+        """Pictures [S, S, 3] uint8 -> the tokens of each, [tokens_per_image, trunk width]."""
+        if not images:
+            return []
+        stacked = torch.from_numpy(np.stack(images)).to(self.device)
+        return list(self.embed_images(stacked.permute(0, 3, 1, 2).to(torch.float32).mul_(2.0 / 255.0).sub_(1.0)))
+
+    def lay_out(self, inputs: ContextInputs, pictures: Sequence[Tensor]) -> ContextTokens:
+        """A context's tokens, ready for the trunk: pictures before words. pictures: of `embed_pictures`."""
+        words = self.embed_tokens(torch.tensor(inputs.token_ids, dtype=torch.int64, device=self.device))
+        x = torch.cat((*pictures, words))
+        return ContextTokens(x, torch.arange(len(x), device=self.device), open_from=len(x))
+
+    def example(self, max_tokens: int) -> ContextInputs:
+        """Made-up inputs of at most `max_tokens`, to warm up with."""
+        size, tokens = self.spec.vision.image_size, self.spec.tokens_per_image
+        num_images = max(0, min(2, (max_tokens - 1) // tokens))
+        num_ids = min(8, max_tokens - num_images * tokens)
+        images = tuple(np.zeros((size, size, 3), dtype=np.uint8) for _ in range(num_images))
+        return ContextInputs(images, (0,) * num_ids, num_images * tokens + num_ids)
 
     def embed_images(self, pixels: Tensor) -> Tensor:
         """pixels [n, 3, S, S] float32 in [-1, 1] -> [n, tokens_per_image, trunk width]."""

@@ -1,0 +1,257 @@
+"""`oxygen bench frame --experts pi,gr00t,oft`: one to three action experts and the language expert on one prefill.
+
+Random weights and made-up prompts: it measures what the system does, the actions mean nothing. E counts the language
+expert, as the paper's Table 4 does. Either every expert has a prompt of its own behind a common core (as they are
+trained), or all have the identical prompt (the paper's simplification); every row says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from oxygen.bench.arrivals import warm_up_frames
+from oxygen.bench.machine import Machine
+from oxygen.bench.measure import expected_batch, median, put
+from oxygen.bench.probe import Probe
+from oxygen.bench.processor import Letters
+from oxygen.bench.report import Report
+from oxygen.core.config import EngineConfig
+from oxygen.core.errors import InvalidInput
+from oxygen.core.inputs import ContextInputs, EncodedTask, ModelInputs
+from oxygen.core.plan import ActItem, DecodeItem, PrefillItem, Runner
+from oxygen.core.tasks import ActionTask, Observation, Sampling, TextTask
+from oxygen.engine.engine import Engine
+from oxygen.models.qwen3_vl.spec import PRESETS, Qwen3VLSpec, with_heads
+
+SIDE, PROMPT_LEN = 256, 116
+"""The paper's frame: one picture of 224 pixels, enlarged to 256 by the model's processor, and 116 tokens in all."""
+MARKS_LEN, QUESTION_LEN = 5, 12
+OBSERVED = Observation(images={})
+COLUMNS = (
+    ("num_experts", "E"),
+    ("prompts", "prompts"),
+    ("new_tokens", "N"),
+    ("k", "k"),
+    ("frame_ms", "frame ms"),
+    ("ideal_frame_ms", "ideal"),
+    ("isolated_ms", "isolated"),
+    ("speedup", "x"),
+    ("action_hz", "H/T"),
+    ("tokens_per_s", "tok/s"),
+    ("mean_batch", "batch"),
+    ("management_share", "mgmt"),
+    ("prefill_ms", "prefill"),
+    ("act_ms", "act"),
+    ("round_ms", "round"),
+)
+_frame_keys = itertools.count(1)
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Token ids of the core, of each expert's tail, and of a text's; pictures come from a small pool."""
+
+    spec: Qwen3VLSpec
+    is_identical: bool
+    core_ids: tuple[int, ...]
+    tails: dict[str, tuple[int, ...]]
+    text_tail: tuple[int, ...]
+
+    @classmethod
+    def make(cls, spec: Qwen3VLSpec, is_identical: bool) -> Prompts:
+        rng = np.random.default_rng(0)
+        words = tuple(int(i) for i in rng.integers(2, spec.image_id - 1, PROMPT_LEN))
+        num_image = (SIDE // spec.vision.token_pixels) ** 2
+        image = (spec.vision_start_id, *(spec.image_id,) * num_image, spec.vision_end_id)
+        reads = {head.name: head.shape().reads for head in spec.heads}
+        queries = {n: (r.token_id,) * r.num_tokens if r.token_id is not None else () for n, r in reads.items()}
+        longest = max(queries.values(), key=len, default=())
+        left = PROMPT_LEN - len(image) - len(longest) - MARKS_LEN
+        core = (*image, *words[:left])
+        if is_identical:
+            return cls(spec, True, (*core, *longest, *words[-MARKS_LEN:]), dict.fromkeys(reads, ()), ())
+        tails = {name: (*query, *words[-MARKS_LEN:]) for name, query in queries.items()}
+        return cls(spec, False, core, tails, words[-QUESTION_LEN:])
+
+    def frames(self) -> Iterator[ContextInputs]:
+        """Contexts for ever, each an object of its own."""
+        pictures = np.random.default_rng(1).integers(0, 256, (4, SIDE, SIDE, 3), dtype=np.uint8)
+        for picture in itertools.cycle(pictures):
+            yield ContextInputs((picture,), self.core_ids, len(self.core_ids))
+
+    def readers(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        return tuple(self.tails.items())
+
+
+class PromptsProcessor:
+    """Gives every observation the next of the prepared frames."""
+
+    kinds = ("narration",)
+    tokenizer = Letters()
+
+    def __init__(self, prompts: Prompts) -> None:
+        self._prompts, self._frames = prompts, prompts.frames()
+
+    def encode(self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask]) -> ModelInputs:
+        acting = tuple(EncodedTask(0, self._prompts.tails[task.expert]) for task in actions)
+        speaking = (EncodedTask(0, self._prompts.text_tail),) * len(texts)
+        return ModelInputs((next(self._frames),), acting, speaking, np.zeros(7, dtype=np.float32))
+
+    def encode_text(self, inputs: ModelInputs, text: TextTask) -> EncodedTask | None:
+        return EncodedTask(0, self._prompts.text_tail)
+
+    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
+        return actions.astype(np.float64)
+
+
+class Bench:
+    """All experts of a runner, measured with the first `num_actions` of them in use."""
+
+    def __init__(self, runner: Runner, prompts: Prompts, clock: Callable[[], float] = time.perf_counter) -> None:
+        self.runner, self.prompts, self.clock = runner, prompts, clock
+        self._frames = prompts.frames()
+
+    def oxygen(self, new_tokens: int, k: int, num_frames: int) -> dict[str, Any]:
+        """The engine in lockstep, one frame and one text a step, from balance on."""
+        rows = expected_batch(new_tokens, k) + 1
+        probe = Probe(self.runner, first_context=0, max_contexts=rows, first_text=0, max_texts=rows, clock=self.clock)
+        config = EngineConfig(budget=f"fixed:{k}", keep_context_s=0.0, max_waiting_texts=0)
+        engine = Engine(probe, PromptsProcessor(self.prompts), config, clock=self.clock)
+        task = TextTask("narration", max_new_tokens=new_tokens, ignore_eos=True)
+        frame_s: list[float] = []
+        verbs = []
+        for turn in range(warm_up_frames(new_tokens, k) + 1 + num_frames):
+            started = self.clock()
+            engine.submit(OBSERVED, ActionTask("all", seed=0), task)
+            engine.step()
+            if turn > warm_up_frames(new_tokens, k):
+                frame_s.append(self.clock() - started)
+                verbs.append(probe.times)
+            probe.take()
+        engine.close()
+        rounds = sum(v.rounds for v in verbs)
+        row: dict[str, Any] = {"new_tokens": new_tokens, "k": k}
+        put(row, "frame_ms", [1e3 * s for s in frame_s])
+        shares = [1 - v.runner_s / s for v, s in zip(verbs, frame_s, strict=True)]
+        put(row, "management_share", shares, digits=6)
+        row["mean_batch"] = round(sum(v.tokens for v in verbs) / rounds, 3)
+        row["tokens_per_s"] = round(1e3 * sum(v.tokens for v in verbs) / len(verbs) / row["frame_ms"], 3)
+        return row
+
+    def stages(self, new_tokens: int, k: int, repeats: int) -> dict[str, float]:
+        """Each stage by itself on the same rows: a prefill with all readers, all chunks, a round of the full batch."""
+        batch = expected_batch(new_tokens, k)
+        inputs = next(self._frames)
+        readers = self.prompts.readers()
+        for row in range(batch):
+            self.runner.prefill([PrefillItem(0, row, inputs, next(_frame_keys))])
+        prefill, act, rounds = [], [], []
+        half = new_tokens // 2
+        texts = [
+            DecodeItem(0, 0, row, inputs.num_tokens, row, half, (5,), half, min(k, new_tokens - half), Sampling())
+            for row in range(batch)
+        ]
+        count = texts[0].max_tokens
+        for _ in range(repeats):
+            prefill.append(
+                self._timed(lambda: self.runner.prefill([PrefillItem(0, 0, inputs, next(_frame_keys), readers)]))
+            )
+            act.append(self._timed(lambda: [self.runner.act([item]) for item in self._chunks(inputs)]))
+            rounds.append(self._timed(lambda: self.runner.decode(texts, count, lambda got: [True] * len(got))) / count)
+        self.runner.forget(range(batch), range(batch))
+        return {
+            "prefill_ms": median(prefill) or 0.0,
+            "act_ms": median(act) or 0.0,
+            "round_ms": median(rounds) or 0.0,
+        }
+
+    def isolated(self, new_tokens: int, repeats: int) -> float:
+        """Milliseconds of a frame whose tasks know nothing of each other: each prefills for itself, in turn."""
+        return median([self._timed(lambda: self._isolated_frame(new_tokens)) for _ in range(repeats)]) or 0.0
+
+    def _isolated_frame(self, new_tokens: int) -> None:
+        inputs, runner = next(self._frames), self.runner
+        for item in self._chunks(inputs):
+            runner.prefill([PrefillItem(0, 0, inputs, next(_frame_keys), ((item.expert, item.tail_ids),))])
+            runner.act([item])
+        runner.prefill([PrefillItem(0, 0, inputs, next(_frame_keys))])
+        text = DecodeItem(0, 0, 0, inputs.num_tokens, 0, 0, self.prompts.text_tail, 0, new_tokens, Sampling())
+        left = iter(range(new_tokens - 1, -1, -1))
+        runner.decode([text], new_tokens, lambda got: [next(left) > 0])
+        runner.forget([0], [0])
+
+    def _chunks(self, inputs: ContextInputs) -> list[ActItem]:
+        items = []
+        for expert in self.runner.limits.experts:
+            noise = np.zeros((expert.horizon, expert.action_dim), dtype=np.float32)
+            tail, state = self.prompts.tails[expert.name], np.zeros(7, dtype=np.float32)
+            items.append(ActItem(0, 0, 0, inputs.num_tokens, expert.name, expert.num_steps, noise, tail, state))
+        return items
+
+    def _timed(self, work: Callable[[], Any]) -> float:
+        started = self.clock()
+        work()
+        return 1e3 * (self.clock() - started)
+
+
+def run(args: argparse.Namespace) -> int:
+    """The table: E from 2 to all experts and the language one, every length, every budget."""
+    from oxygen.runtime.torch.open import open_runner
+
+    names = tuple(name for name in args.experts.split(",") if name)
+    if args.model not in PRESETS or not names:
+        raise InvalidInput("model", f"with --experts, one of {', '.join(PRESETS)}", repr(args.model))
+    prompts_name = "identical" if args.identical_prompt else "own tails"
+    config = {"model": args.model, "dtype": args.dtype, "device": args.device, "experts": list(names)}
+    config |= {"prompts": prompts_name, "prompt_len": PROMPT_LEN, "frames": args.frames}
+    report = Report("frame_experts", config, Machine.begin(args.device, args.dtype), args.out)
+    report.note(
+        f"random weights; every expert has {'the identical prompt' if args.identical_prompt else 'its own tail'}"
+    )
+    rows_needed = max(expected_batch(n, k) for n in args.text_lengths for k in args.rounds) + 2
+    for count in range(1, len(names) + 1):
+        spec = with_heads(PRESETS[args.model], names[:count])
+        runner = open_runner(
+            args.model,
+            device=args.device,
+            dtype=args.dtype,
+            spec={"heads": spec.heads},
+            max_contexts=rows_needed,
+            max_texts=rows_needed,
+            context_len=PROMPT_LEN,
+            tail_len=max(args.text_lengths) + QUESTION_LEN,
+            threads=args.threads,
+        )
+        runner.warm_up()
+        report.config[f"num_parameters_{count + 1}"] = spec.num_parameters()
+        bench = Bench(runner, Prompts.make(spec, args.identical_prompt))
+        few = max(3, args.frames // 4)
+        for new_tokens in args.text_lengths:
+            isolated = bench.isolated(new_tokens, few)
+            for k in sorted({min(k, new_tokens) for k in args.rounds}):
+                row = {"num_experts": count + 1, "prompts": prompts_name} | bench.oxygen(new_tokens, k, args.frames)
+                report.rows.append(_finished(row, bench.stages(new_tokens, k, few), isolated, spec.heads[0].horizon))
+        runner.close()
+    report.finish(COLUMNS, f"experts: {args.model} {args.dtype}, {prompts_name}")
+    return 0
+
+
+def _finished(row: dict[str, Any], stages: dict[str, float], isolated_ms: float, horizon: int) -> dict[str, Any]:
+    """The row with what its stages allow, its speed-up and its action frequency."""
+    ideal = stages["prefill_ms"] + stages["act_ms"] + row["k"] * stages["round_ms"]
+    measured = {
+        "ideal_frame_ms": ideal,
+        "ideal_share": ideal / row["frame_ms"],
+        "isolated_ms": isolated_ms,
+        "speedup": isolated_ms / row["frame_ms"],
+        "action_hz": 1e3 * horizon / row["frame_ms"],
+        **stages,
+    }
+    return row | {name: round(value, 3) for name, value in measured.items()}

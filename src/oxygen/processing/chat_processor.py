@@ -1,0 +1,269 @@
+"""Observations and tasks to the inputs of a causal chat model, and chunks of several experts to robot units.
+
+Every task's whole prompt is written as token ids; what the action experts' prompts begin with in common is the context,
+what follows is private to each expert. A text reads as much of that context as its own prompt begins with, so asking
+for text never changes what the actions read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any
+
+import numpy as np
+
+from oxygen.core.errors import CheckpointError, InvalidInput, OxygenError
+from oxygen.core.inputs import ContextInputs, EncodedTask, ModelInputs
+from oxygen.core.tasks import ActionTask, Observation, TextTask
+from oxygen.processing.chat import ChatTemplate, build_templates, common_length
+from oxygen.processing.chat_config import NORMALIZATIONS, ChatConfig, ExpertOutput
+from oxygen.processing.grid import fit_to_grid
+from oxygen.processing.images import as_picture
+from oxygen.processing.prompts import state_text
+from oxygen.processing.robots import build_robot
+from oxygen.processing.robots.robot import as_state
+from oxygen.processing.starvla import from_units, to_units
+from oxygen.processing.statistics import FieldStatistics, Statistics
+from oxygen.processing.tokenizer import Tokenizer
+
+log = logging.getLogger("oxygen.processing")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class EncodedChat(ModelInputs):
+    """ModelInputs with what made them, so that a late question can be put on a context that exists.
+
+    open_from: tokens up to the end of the pictures; a text shares at least these or nothing.
+    """
+
+    words: Mapping[str, str | None] = field(default_factory=dict)
+    image_ids: tuple[int, ...] = ()
+    open_from: int = 1
+
+
+class ChatProcessor:
+    """The room's front door for chat models. Safe to use from several threads. kinds: text kinds that may be asked
+    for.
+    """
+
+    def __init__(
+        self,
+        config: ChatConfig,
+        tokenizer: Tokenizer,
+        statistics: Statistics | None = None,
+        mask: Sequence[bool] | None = None,
+    ) -> None:
+        """mask: actions that are normalised (None: all). Raises CheckpointError where the parts do not fit each
+        other.
+        """
+        self.config, self.tokenizer, self.statistics = config, tokenizer, statistics
+        try:
+            self.robot = build_robot(config.robot)
+        except InvalidInput as error:
+            raise CheckpointError(f"processor: {error}") from error
+        horizons = {name: output.horizon for name, output in config.experts.items()}
+        self.templates = build_templates(config.templates, config.wrapper, horizons, tokenizer)
+        self.kinds = tuple(kind for kind in self.templates if kind not in config.experts and kind != "action")
+        self._image_ids = tuple(self._control(name) for name in config.image_tokens)
+        self._mask = None if mask is None else np.asarray(mask, dtype=bool)
+        for name, output in config.experts.items():
+            if self.robot.action_dim > output.action_dim:
+                raise CheckpointError(f"robot {self.robot.name}: more actions than expert {name} has")
+            self._check_statistics("actions", output.normalization, self.robot.action_dim)
+        self._check_statistics("state", config.state_normalization, self.robot.state_dim)
+        vocab_size = config.vocab_size or tokenizer.vocab_size
+        self.forbidden_ids = tokenizer.forbidden(config.forbidden, vocab_size) if config.forbidden else None
+        self._warned: set[str] = set()
+
+    def parse(
+        self,
+        raw: Mapping[str, Any],
+        *,
+        session: str = "default",
+        frame_id: int | None = None,
+        captured_at: float | None = None,
+    ) -> Observation:
+        """Read one message of this robot. Raises InvalidInput with the field, expected and got."""
+        images, state, prompt = self.robot.parse(raw, self._warned)
+        return Observation(images, state, prompt, session, frame_id, captured_at)
+
+    def encode(self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask]) -> EncodedChat:
+        """Encode a frame with its tasks. Raises InvalidInput."""
+        pictures = self._pictures(observation.images)
+        state, words = self._words(observation)
+        image_ids = self._image_tokens(pictures)
+        asked = [self._for_action(task.expert).token_ids(words, image_ids, self.tokenizer) for task in actions]
+        wanted = [self._text_ids(task, words, image_ids) for task in texts]
+        open_from = max(start for _, start in (*asked, *wanted))
+        prompts = [ids for ids, _ in asked] or [ids for ids, _ in wanted]
+        core = prompts[0][: reduce(min, (common_length(prompts[0], other) for other in prompts))]
+        if asked and len(core) < open_from:
+            raise InvalidInput(
+                "actions", "experts whose prompts agree up to the pictures", "prompts that differ before"
+            )
+        contexts = [ContextInputs(pictures, core, len(core))]
+        if not asked and len(core) < open_from:
+            contexts.clear()
+        acting = tuple(EncodedTask(0, ids[len(core) :]) for ids, _ in asked)
+        speaking: list[EncodedTask] = []
+        for ids, start in wanted:
+            task = _on_core(ids, core, max(start, open_from)) if contexts and contexts[0].token_ids == core else None
+            if task is None:
+                at = next((i for i, context in enumerate(contexts) if context.token_ids == ids), len(contexts))
+                if at == len(contexts):
+                    contexts.append(ContextInputs(pictures, ids, len(ids)))
+                task = EncodedTask(at)
+            speaking.append(task)
+        unshared = sum(task.context != 0 for task in speaking)
+        return EncodedChat(tuple(contexts), acting, tuple(speaking), state, unshared, words, image_ids, open_from)
+
+    def encode_text(self, inputs: ModelInputs, text: TextTask) -> EncodedTask | None:
+        """Encode a late question on context 0 of a frame encoded before; None where too little of it can be shared."""
+        if not isinstance(inputs, EncodedChat) or not inputs.contexts:
+            return None
+        ids, start = self._text_ids(text, inputs.words, inputs.image_ids)
+        return _on_core(ids, inputs.contexts[0].token_ids, max(start, inputs.open_from))
+
+    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
+        """[H, action_dim] float32 normalised, of an expert -> [H, robot action_dim] float64 in robot units."""
+        output = self._output(expert)
+        if actions.ndim != 2 or actions.shape[1] != output.action_dim:
+            raise InvalidInput("actions", f"[horizon, {output.action_dim}]", f"{list(actions.shape)}")
+        if not np.isfinite(actions).all():
+            raise OxygenError("actions are not finite")
+        dim = self.robot.action_dim
+        normal = actions[:, :dim].astype(np.float64)
+        if output.is_clipped:
+            normal = np.clip(normal, -1.0, 1.0)
+        decoded = normal
+        if output.normalization != "identity":
+            decoded = to_units(normal, *self._range("actions", output.normalization, dim))
+            if self._mask is not None:
+                decoded = np.where(self._mask[:dim], decoded, normal)
+        for place, threshold in output.binary.items():
+            decoded[:, int(place)] = normal[:, int(place)] >= threshold
+        return decoded
+
+    def describe(self) -> dict[str, Any]:
+        """Everything that an operator or a client should see, as plain data."""
+        config, robot, statistics = self.config, self.robot, self.statistics
+        return {
+            "robot": robot.name,
+            "cameras": {c.name: {"required": c.required, "key": ".".join(c.keys[0])} for c in robot.cameras},
+            "state": {"dim": robot.state_dim},
+            "actions": {"dim": robot.action_dim, "horizon": max(e.horizon for e in config.experts.values())}
+            if config.experts
+            else {"dim": robot.action_dim},
+            "experts": config.to_dict()["experts"],
+            "image": {"first_size": config.first_size, "min_pixels": config.min_pixels, "order": "RGB"},
+            "text_kinds": list(self.kinds),
+            "text_trained": config.text_trained,
+            "wrapper": config.wrapper,
+            "normalization": {
+                "asset_id": statistics.asset_id if statistics else None,
+                "digest": statistics.digest if statistics else None,
+            },
+            "vocab_size": self.tokenizer.vocab_size,
+            "control_hz": robot.control_hz,
+            **robot.metadata,
+        }
+
+    def _control(self, name: str) -> int:
+        vocabulary = self.tokenizer.vocabulary
+        if name not in vocabulary.names:
+            raise CheckpointError(f"the tokenizer has no token {name}")
+        return vocabulary.names.index(name)
+
+    def _output(self, expert: str) -> ExpertOutput:
+        outputs = self.config.experts
+        found = outputs.get(expert) or (next(iter(outputs.values())) if expert == "action" and outputs else None)
+        if found is None:
+            raise InvalidInput("expert", f"one of {', '.join(outputs)}", repr(expert))
+        return found
+
+    def _for_action(self, expert: str) -> ChatTemplate:
+        found = self.templates.get(expert) or self.templates.get("action")
+        if found is None:
+            raise InvalidInput("expert", "one with a prompt of its own", repr(expert))
+        return found
+
+    def _text_ids(
+        self, task: TextTask, words: Mapping[str, str | None], image_ids: Sequence[int]
+    ) -> tuple[tuple[int, ...], int]:
+        if task.kind not in self.kinds:
+            raise InvalidInput("kind", f"one of {', '.join(self.kinds) or '(none)'}", repr(task.kind))
+        template = self.templates[task.kind]
+        self._check_words("question", task.question)
+        if task.question is not None and "question" not in template.fields():
+            raise InvalidInput("question", f"none: a {task.kind} task has no place for it", "a question")
+        return template.token_ids({**words, "question": task.question}, image_ids, self.tokenizer)
+
+    def _pictures(self, images: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+        """Those that came, in the robot's order, each as large as the model takes it."""
+        config, found = self.config, []
+        for camera in self.robot.cameras:
+            if images.get(camera.name) is None:
+                if camera.required:
+                    raise InvalidInput("images", f"a picture of {camera.name}", f"{sorted(images)}")
+                continue
+            picture = as_picture(images[camera.name], camera.name, camera.layout)
+            limits = (config.first_size, config.token_pixels, config.min_pixels, config.max_pixels)
+            found.append(fit_to_grid(picture, *limits))
+        if not found:
+            raise InvalidInput("images", f"at least one of {[c.name for c in self.robot.cameras]}", f"{sorted(images)}")
+        return tuple(found)
+
+    def _image_tokens(self, pictures: Sequence[np.ndarray]) -> tuple[int, ...]:
+        start, pad, end = self._image_ids
+        side = self.config.token_pixels**2
+        return tuple(i for p in pictures for i in (start, *(pad,) * (p.shape[0] * p.shape[1] // side), end))
+
+    def _words(self, observation: Observation) -> tuple[np.ndarray | None, dict[str, str | None]]:
+        prompt = observation.prompt if observation.prompt is not None else self.config.default_prompt
+        self._check_words("prompt", prompt)
+        if observation.state is None or not self.robot.state_dim:
+            return None, {"prompt": prompt, "state": None}
+        state = as_state(observation.state, "state", self.robot.state_dim)
+        if self.config.state_normalization != "identity":
+            state = from_units(state, *self._range("state", self.config.state_normalization, len(state)))
+        return state.astype(np.float32), {"prompt": prompt, "state": state_text(state)}
+
+    def _check_words(self, name: str, text: str | None) -> None:
+        if text is not None and len(text) > self.config.max_prompt_chars:
+            raise InvalidInput(name, f"at most {self.config.max_prompt_chars} characters", f"{len(text)}")
+        try:
+            (text or "").encode()
+        except UnicodeEncodeError as error:
+            raise InvalidInput(name, "text that UTF-8 can hold", f"{error.reason} at {error.start}") from None
+
+    def _check_statistics(self, name: str, mode: str, dim: int) -> None:
+        if mode == "identity" or not dim:
+            return
+        found: FieldStatistics | None = getattr(self.statistics, name) if self.statistics else None
+        if found is None or any(getattr(found, key) is None for key in NORMALIZATIONS[mode]):
+            raise CheckpointError(f"normalisation of {name} by {mode}: the statistics lack {NORMALIZATIONS[mode]}")
+        if found.dim < dim:
+            raise CheckpointError(
+                f"statistics know {found.dim} dimensions of {name}, robot {self.robot.name} has {dim}"
+            )
+
+    def _range(self, name: str, mode: str, dim: int) -> tuple[np.ndarray, np.ndarray]:
+        found: FieldStatistics = getattr(self.statistics, name)
+        low, high = (getattr(found, key)[:dim] for key in NORMALIZATIONS[mode])
+        return low, high
+
+
+def _on_core(ids: tuple[int, ...], core: tuple[int, ...], open_from: int) -> EncodedTask | None:
+    """A prompt on a context: how much of it is read, and what follows. None where less than the pictures is shared.
+
+    A prompt that ends inside the context keeps its last token for itself: only what is prefilled gives a next token.
+    """
+    shared = common_length(ids, core)
+    if shared == len(ids) < len(core):
+        shared -= 1
+    if shared < open_from:
+        return None
+    return EncodedTask(0, ids[shared:], 0 if shared == len(core) else shared)
