@@ -56,6 +56,20 @@ def test_stop_and_length() -> None:
         assert cut.choices[0].message.content == SENTENCE[:4] and cut.choices[0].finish_reason == "length"
 
 
+def test_without_a_number_of_tokens_the_answer_fills_its_row_and_no_more() -> None:
+    runner = FakeRunner()
+    runner.sentence = "a" * 700
+    with serve(runner) as rig, RobotClient(rig.ws, "arm") as robot:
+        robot.infer(observation())
+        create = client_of(rig).chat.completions.create
+        room = runner.limits.tail_len - len("Question: what are you doing? Answer:")
+        whole = create(model="oxygen", messages=QUESTION)
+        assert whole.choices[0].finish_reason == "length" and len(whole.choices[0].message.content) == room
+        assert len(create(model="oxygen", messages=QUESTION, max_tokens=room).choices[0].message.content) == room
+        with pytest.raises(openai.BadRequestError, match=f"at most {room} after its prompt"):
+            create(model="oxygen", messages=QUESTION, max_tokens=room + 1)
+
+
 def test_models_name_each_robot() -> None:
     with serve() as rig, RobotClient(rig.ws, "arm"):
         assert [m.id for m in client_of(rig).models.list()] == ["oxygen", "oxygen@arm"]
