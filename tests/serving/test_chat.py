@@ -183,6 +183,16 @@ def test_next_frame_and_age_limits() -> None:
         assert answers[0].oxygen["frame_id"] == 2
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_an_answer_without_a_first_word_is_an_error(is_stream: bool) -> None:
+    with serve() as rig, RobotClient(rig.ws, "arm") as robot:
+        robot.infer(observation())
+        fields = {"stream": is_stream, "extra_body": {"frame": "next", "deadline_s": 0.05}}
+        with pytest.raises(openai.InternalServerError) as caught:
+            client_of(rig).chat.completions.create(model="oxygen", messages=QUESTION, max_tokens=5, **fields)
+        assert (caught.value.status_code, caught.value.code) == (504, "expired")
+
+
 def test_pictures_of_its_own_are_read_without_a_robot() -> None:
     buffer = io.BytesIO()
     Image.fromarray(np.zeros((32, 48, 3), np.uint8)).save(buffer, "PNG")

@@ -125,9 +125,13 @@ class _Answer:
         pieces = aiter(self._handle)
         try:
             first = await anext(pieces, None)
+            result = await self._handle.result_async() if first is None else None
         except Exception as error:
             self._watch.cancel()
             return error_response(self._problem(error))
+        if result is not None and result.finish_reason in _UNFINISHED and not result.text:
+            self._watch.cancel()
+            return error_response(_unfinished(result))
         lines = self._lines(first, pieces)
         return StreamingResponse(lines, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
