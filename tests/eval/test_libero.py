@@ -6,11 +6,14 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from rich.progress import Progress
 
+from oxygen.checkpoint.folder import Checkpoint
 from oxygen.core.errors import InvalidInput
 from oxygen.core.tasks import ActionResult, ActionTask, Observation, TextTask
 from oxygen.eval import command, libero_scene
@@ -25,6 +28,7 @@ from oxygen.eval.libero import (
     state_of,
     turned,
 )
+from oxygen.eval.libero_command import robot_of
 from oxygen.eval.libero_script import CLOSED, OPEN, REACH, ScriptedDoor
 from oxygen.sim.graphics import NoSimulator
 
@@ -275,3 +279,16 @@ def test_a_real_scene_gives_pictures_and_readings() -> None:
             assert picture.shape == (256, 256, 3) and picture.std() > 10
     finally:
         scene.close()
+
+
+@pytest.mark.parametrize(
+    ("config", "declared", "robot"),
+    [
+        (None, None, "pi05_libero"),
+        ({"action_horizon": 10}, None, "libero"),
+        ({"action_horizon": 10}, {"robot": "droid"}, None),
+    ],
+)
+def test_what_a_folder_must_be_told(config: object, declared: object, robot: str | None) -> None:
+    folder = SimpleNamespace(config=config or {}, declared=declared or {}, pipeline=None)
+    assert robot_of(cast(Checkpoint, folder)) == robot
