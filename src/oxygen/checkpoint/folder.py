@@ -31,7 +31,9 @@ FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
 SIDECAR_FILE = "oxygen.json"
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-SIDECAR_KEYS = frozenset({"spec", "processor", "robot", "tokenizer", "asset_id", "token_table", "lora_scale", "heads_from"})
+SIDECAR_KEYS = frozenset(
+    {"spec", "processor", "robot", "tokenizer", "asset_id", "token_table", "lora_scale", "heads_from"}
+)
 TOKENIZER_FILES = ("tokenizer.model", "paligemma_tokenizer.model", "tokenizer.json")
 """Where no file is declared, the first of these that the folder has is its tokenizer."""
 

@@ -75,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
             return run_libero(args, console)
         require_simulator()
     except NoSimulator as error:
-        console.print(f"oxygen eval: {error}")
+        console.print(f"oxygen eval: {error}", markup=False, soft_wrap=True)  # [extra] is no markup
         return 2
     kinds = () if args.no_text else ("subtask", "memory", "narration")
     tasks = tuple(args.tasks or TASK_NAMES)

@@ -17,4 +17,5 @@ def add_libero_arguments(parser: argparse.ArgumentParser) -> None:
         default="full",
         help="pictures as the benchmark makes them, or without shadows and smoothing (default: %(default)s)",
     )
+    group.add_argument("--robot", help="who a folder is for, if it does not say or says wrong (libero, pi05_libero)")
     group.add_argument("--max-steps", type=int, help="shorter episodes, to try things out (default: the suite's limit)")

@@ -7,12 +7,14 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from oxygen.bench.machine import Machine, commit
+from oxygen.checkpoint.folder import Checkpoint, open_folder
 from oxygen.core.config import EngineConfig
 from oxygen.core.errors import InvalidInput
 from oxygen.eval.closed_loop import Report
@@ -21,6 +23,7 @@ from oxygen.eval.libero import EPISODES, SEED, TASKS_PER_SUITE, LiberoWishes, ev
 from oxygen.eval.libero_scene import LiberoScene, require_libero
 from oxygen.eval.libero_script import ScriptedDoor
 from oxygen.eval.report import rows, tables
+from oxygen.models.pi05.spec import PRESETS
 
 SCRIPT = "script"
 """Name of the stand-in that knows the objects' poses, where a checkpoint is named otherwise."""
@@ -75,9 +78,26 @@ def _door(args: argparse.Namespace) -> Iterator[OpenDoor]:
         device=args.device,
         dtype=args.dtype,
         threads=None,
-        robot="libero",
+        robot=args.robot or _robot(args.model),
     ) as opened:
         yield opened
+
+
+def _robot(model: str) -> str | None:
+    if model in PRESETS and not Path(model).exists():
+        return "libero"
+    return robot_of(open_folder(model))
+
+
+def robot_of(folder: Checkpoint) -> str | None:
+    """What a folder must be told so that it drives LIBERO: nothing (None) if it was written with its robot.
+
+    A LeRobot folder names cameras its own way, one of openpi's often has no robot and no chunk length either.
+    """
+    if folder.declared.get("robot") is not None or folder.declared.get("processor") is not None:
+        return None
+    has_length = folder.pipeline is not None or "action_horizon" in folder.config or "chunk_size" in folder.config
+    return "libero" if has_length else "pi05_libero"
 
 
 def _line(

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import numpy as np
 
+from oxygen.core.errors import InvalidInput
 from oxygen.core.tasks import ActionResult, ActionTask, Observation, TextTask
 
 HORIZON = 10
@@ -89,9 +90,11 @@ class ScriptedDoor:
         self._scene = scene
 
     def submit(self, observation: Observation, actions: ActionTask | None, texts: Sequence[TextTask]) -> ScriptedAnswer:
-        """Raises ValueError before a scene is watched."""
+        """Raises ValueError before a scene is watched, InvalidInput for a frame without state."""
         if self._scene is None:
             raise ValueError("the script watches no scene")
+        if observation.state is None:
+            raise InvalidInput("state", "the hand's position first", "nothing")
         if observation.frame_id == 0:
             self._plan = plan_for(self._scene.things[0])
             self._leg = self._spent = 0
