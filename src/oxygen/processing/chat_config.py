@@ -69,7 +69,9 @@ class ChatConfig:
             raise CheckpointError(f"processor: unknown settings {', '.join(unknown)}")
         if missing := sorted({"robot", "experts"} - set(written)):
             raise CheckpointError(f"processor: does not say {', '.join(missing)}")
-        settings = {key: tuple(value) if isinstance(value, list) else value for key, value in written.items()}
+        settings: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in written.items()
+        }
         try:
             settings["experts"] = {name: ExpertOutput(**told) for name, told in written["experts"].items()}
         except TypeError as error:

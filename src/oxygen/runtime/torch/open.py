@@ -81,7 +81,8 @@ def open_runner(
 def _open_model(source: Any, device: torch.device, dtype: torch.dtype, seed: int, changes: dict[str, Any]) -> Any:
     if isinstance(source, torch.nn.Module):
         return source
-    if isinstance(source, tuple(family.opened for family in FAMILIES.values())):
+    opened: tuple[Any, ...] = tuple(family.opened for family in FAMILIES.values())
+    if isinstance(source, opened):
         _refuse_if_too_large(weight_bytes(source.spec, dtype), device, f"weights of {source.where}")
         return load(source, device, dtype)
     if str(source) in PRESETS and not Path(source).is_dir():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,7 +41,7 @@ class OftHead(nn.Module):
     def __init__(self, spec: OftSpec, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.spec, self.dtype = spec, dtype
-        place = {"bias": True, "dtype": dtype, "device": device}
+        place: dict[str, Any] = {"bias": True, "dtype": dtype, "device": device}
         self.in_norm = nn.LayerNorm(spec.feature_width, dtype=dtype, device=device)
         self.first = Linear(spec.feature_width, spec.width, **place)
         self.blocks = nn.ModuleList(OftBlock(spec.width, dtype, device) for _ in range(spec.num_blocks))

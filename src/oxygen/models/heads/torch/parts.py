@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -77,7 +78,7 @@ class ActionEncoder(nn.Module):
 
     def __init__(self, action_dim: int, width: int, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        place = {"bias": True, "dtype": dtype, "device": device}
+        place: dict[str, Any] = {"bias": True, "dtype": dtype, "device": device}
         self.width = width
         self.first = Linear(action_dim, width, **place)
         self.mix = Linear(2 * width, width, **place)
@@ -105,7 +106,7 @@ class Block(nn.Module):
         self, width: int, num_heads: int, kv_width: int, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        place = {"bias": True, "dtype": dtype, "device": device}
+        place: dict[str, Any] = {"bias": True, "dtype": dtype, "device": device}
         self.width, self.num_heads = width, num_heads
         self.modulation = Linear(width, 2 * width, **place)
         self.q = Linear(width, width, **place)

@@ -4,6 +4,8 @@ throughout.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +24,7 @@ class TrunkLayer(nn.Module):
 
     def __init__(self, spec: QwenSpec, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        place = {"dtype": dtype, "device": device}
+        place: dict[str, Any] = {"dtype": dtype, "device": device}
         self.attention_norm = RMSNorm(spec.width, NORM_EPS, device, centre=0.0)
         self.projection = QkvProjection(
             spec.width, spec.num_heads, spec.num_kv_heads, spec.head_dim, norms=NORM_EPS, **place

@@ -6,6 +6,8 @@ picture counts as two equal frames; the two halves of the patch map are therefor
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,7 +26,7 @@ class VisionBlock(nn.Module):
 
     def __init__(self, spec: QwenVisionSpec, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
-        place = {"dtype": dtype, "device": device}
+        place: dict[str, Any] = {"dtype": dtype, "device": device}
         self.num_heads = spec.num_heads
         self.attention_norm = nn.LayerNorm(spec.width, eps=NORM_EPS, **place)
         self.qkv = Linear(spec.width, 3 * spec.width, bias=True, **place)
@@ -50,7 +52,7 @@ class Merger(nn.Module):
         self, spec: QwenVisionSpec, out_width: int, joins_first: bool, dtype: torch.dtype, device: torch.device | str
     ) -> None:
         super().__init__()
-        place = {"dtype": dtype, "device": device}
+        place: dict[str, Any] = {"dtype": dtype, "device": device}
         self.joined = spec.width * spec.merge**2
         self.joins_first = joins_first
         self.norm = nn.LayerNorm(self.joined if joins_first else spec.width, eps=NORM_EPS, **place)
@@ -69,7 +71,7 @@ class VisionTower(nn.Module):
     def __init__(self, spec: QwenVisionSpec, out_width: int, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.spec, self.dtype = spec, dtype
-        place = {"dtype": dtype, "device": device}
+        place: dict[str, Any] = {"dtype": dtype, "device": device}
         self.patch = Linear(spec.patch_numbers, spec.width, bias=True, **place)
         self.positions = nn.Parameter(torch.empty(spec.table_side**2, spec.width, **place))
         self.blocks = nn.ModuleList(VisionBlock(spec, dtype, device) for _ in range(spec.depth))
