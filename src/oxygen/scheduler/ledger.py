@@ -36,8 +36,6 @@ class Ledger:
     def unfinished(self) -> list[Text]:
         return [*self.live.values(), *self.queue.values()]
 
-    # Ending
-
     def end_text(self, text: Text, reason: str, error: OxygenError | None = None, detail: str = "") -> None:
         """End a text, once, and free what it holds."""
         if text.finish_reason:
@@ -97,8 +95,6 @@ class Ledger:
                 self.drop_hold(session)
             if not session.num_open and not session.held and session.last_seen + timeout_s <= now:
                 del self.sessions[name]
-
-    # Rows
 
     def find(self, inputs: ContextInputs) -> Context | None:
         return next((c for c in self.contexts.values() if c.inputs is inputs), None)
