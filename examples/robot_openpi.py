@@ -11,6 +11,7 @@ along in later replies under `text`. Leave it out and the replies are openpi's.
 from __future__ import annotations
 
 import argparse
+import sys
 import time
 
 import numpy as np
@@ -30,20 +31,29 @@ def look(step: int) -> dict[str, object]:
     }
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--steps", type=int, default=50)
     args = parser.parse_args()
-    policy = WebsocketClientPolicy(args.host, args.port)
+    try:
+        work(WebsocketClientPolicy(args.host, args.port), args.steps)
+    except (RuntimeError, OSError) as error:  # openpi's client raises RuntimeError with the server's words
+        print(f"robot_openpi: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def work(policy: WebsocketClientPolicy, steps: int) -> None:
+    """Act for a number of steps, then go on until a narration is complete. Raises RuntimeError for a refusal."""
     print("metadata:", {k: v for k, v in policy.get_server_metadata().items() if k != "robot"})
 
     broker = ActionChunkBroker(policy, action_horizon=5)
     started = time.monotonic()
-    for step in range(args.steps):
+    for step in range(steps):
         action = broker.infer(look(step))["actions"]
-    print(f"{args.steps} actions in {time.monotonic() - started:.2f} s, the last one {np.round(action, 3)}")
+    print(f"{steps} actions in {time.monotonic() - started:.2f} s, the last one {np.round(action, 3)}")
 
     words = ""
     for step in range(200):
@@ -59,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

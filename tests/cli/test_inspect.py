@@ -293,6 +293,13 @@ def test_a_folder_that_cannot_be_loaded_is_still_described(capsys: pytest.Captur
     assert inspect(capsys, folder, "--set", "vision.num_heads=4")[0] == 0
 
 
+@pytest.mark.parametrize("name", ["pi05-tiny", "nothing-of-that-name"])
+def test_names_without_a_folder(capsys: pytest.CaptureFixture, name: str) -> None:
+    status, _, err = inspect(capsys, name)
+    one_clear_message(status, err, "shipped names: oxygen-tiny")
+    assert "preset" in err
+
+
 def test_as_a_program_piped_and_cut_off() -> None:
     source = Path(main.__code__.co_filename).parents[2]
     command = f"{sys.executable} -m oxygen.cli.main inspect {OPENPI} | head -n 1"

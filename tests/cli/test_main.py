@@ -54,12 +54,18 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["stub"]) == 130
 
 
-@pytest.mark.parametrize("argv", [[], ["nonsense"], ["inspect"], ["inspect", "a", "b"]])
+@pytest.mark.parametrize("argv", [["nonsense"], ["inspect"], ["inspect", "a", "b"]])
 def test_wrong_usage_is_status_2(argv: list[str], capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit) as caught:
         cli.main(argv)
     assert caught.value.code == 2
     assert "usage: oxygen" in capsys.readouterr().err
+
+
+def test_alone_it_prints_its_help(capsys: pytest.CaptureFixture) -> None:
+    assert cli.main([]) == 2
+    printed = capsys.readouterr().err
+    assert all(name in printed for name in cli.COMMANDS)
 
 
 def test_help_lists_every_command_and_imports_nothing_heavy() -> None:

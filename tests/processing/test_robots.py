@@ -183,6 +183,7 @@ def test_a_described_robot_reads_three_key_styles() -> None:
         {"images": views, "state": [0.0] * 4, "prompt": "x"},
         {f"observation/{name}": view for name, view in views.items()} | {"observation/state": [0] * 4, "prompt": "x"},
         {f"observation.images.{n}": v for n, v in views.items()} | {"observation.state": [0] * 4, "task": "x"},
+        {f"images.{n}": v for n, v in views.items()} | {"state": [0] * 4, "prompt": "x"},
     )
     for raw in styles:
         images, state, prompt = robot.parse(raw, set())

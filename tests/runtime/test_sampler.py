@@ -106,3 +106,10 @@ def test_only_the_row_with_bad_logits_is_faulty(bad, sampling):
     logits[1, 4] = bad
     assert draw(logits, [sampling] * 3, [0, 1, 2]) == [clean[0], FAULTY, clean[2]]
     assert draw(torch.full((1, 8), float("-inf")), [sampling], [0]) == [FAULTY]
+
+
+@pytest.mark.parametrize("value", [5e-324, 1e-300, 1e-40, 1e-30])
+def test_settings_too_small_for_float32_are_greedy(value):
+    logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0]])
+    rows = SamplingRows.of([Sampling(temperature=value), Sampling(1.0, top_p=value)], torch.device("cpu"))
+    assert sample(logits, rows, torch.tensor([0, 0])).tolist() == [1, 0]

@@ -56,6 +56,20 @@ def test_stop_and_length() -> None:
         assert cut.choices[0].message.content == SENTENCE[:4] and cut.choices[0].finish_reason == "length"
 
 
+def test_without_a_number_of_tokens_the_answer_fills_its_row_and_no_more() -> None:
+    runner = FakeRunner()
+    runner.sentence = "a" * 700
+    with serve(runner) as rig, RobotClient(rig.ws, "arm") as robot:
+        robot.infer(observation())
+        create = client_of(rig).chat.completions.create
+        room = runner.limits.tail_len - len("Question: what are you doing? Answer:")
+        whole = create(model="oxygen", messages=QUESTION)
+        assert whole.choices[0].finish_reason == "length" and len(whole.choices[0].message.content) == room
+        assert len(create(model="oxygen", messages=QUESTION, max_tokens=room).choices[0].message.content) == room
+        with pytest.raises(openai.BadRequestError, match=f"at most {room} after its prompt"):
+            create(model="oxygen", messages=QUESTION, max_tokens=room + 1)
+
+
 def test_models_name_each_robot() -> None:
     with serve() as rig, RobotClient(rig.ws, "arm"):
         assert [m.id for m in client_of(rig).models.list()] == ["oxygen", "oxygen@arm"]
@@ -167,6 +181,16 @@ def test_next_frame_and_age_limits() -> None:
         robot.infer(observation(), frame_id=2)
         asking.join(30)
         assert answers[0].oxygen["frame_id"] == 2
+
+
+@pytest.mark.parametrize("is_stream", [True, False])
+def test_an_answer_without_a_first_word_is_an_error(is_stream: bool) -> None:
+    with serve() as rig, RobotClient(rig.ws, "arm") as robot:
+        robot.infer(observation())
+        fields = {"stream": is_stream, "extra_body": {"frame": "next", "deadline_s": 0.05}}
+        with pytest.raises(openai.InternalServerError) as caught:
+            client_of(rig).chat.completions.create(model="oxygen", messages=QUESTION, max_tokens=5, **fields)
+        assert (caught.value.status_code, caught.value.code) == (504, "expired")
 
 
 def test_pictures_of_its_own_are_read_without_a_robot() -> None:

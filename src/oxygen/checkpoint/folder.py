@@ -17,7 +17,7 @@ from oxygen.checkpoint.family import detect_family
 from oxygen.checkpoint.index import INDEX_FILE, SINGLE_FILE, TensorIndex, read_index, with_adapter
 from oxygen.checkpoint.jsonfile import read_json
 from oxygen.checkpoint.orbax import find_tree, tree_paths
-from oxygen.checkpoint.shipped import resolve
+from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.core.errors import CheckpointError
 from oxygen.processing.lerobot import FILES as LEROBOT_PIPELINES
 from oxygen.processing.lerobot import LeRobotPipeline, read_pipeline
@@ -70,8 +70,8 @@ def open_folder(path: str | Path) -> Checkpoint:
     """
     folder = resolve(path)
     if not folder.is_dir():
-        kind = "is a file; give the folder it lies in" if folder.exists() else "does not exist"
-        raise CheckpointError(f"{folder}: {kind}")
+        absent = f"does not exist; shipped names: {', '.join(SHIPPED)}"
+        raise CheckpointError(f"{folder}: {'is a file; give the folder it lies in' if folder.exists() else absent}")
     config = read_json(folder / CONFIG_FILE) if (folder / CONFIG_FILE).is_file() else {}
     tensors = read_index(folder)
     adapter = _adapter(folder) if tensors is not None else None

@@ -87,7 +87,7 @@ def read_header(path: Path) -> Header:
 def _parse(path: Path, raw: bytes) -> dict[str, Any]:
     try:
         entries = json.loads(raw)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: the safetensors header is not JSON ({error})") from error
     if not isinstance(entries, dict):
         raise CheckpointError(f"{path}: the safetensors header is not a map of tensors")

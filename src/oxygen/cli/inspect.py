@@ -9,10 +9,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from oxygen.checkpoint import open_folder
+from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.cli.layout import Section, show
-from oxygen.core.errors import InvalidInput
+from oxygen.core.errors import CheckpointError, InvalidInput
 from oxygen.models.pi05.report import Look, report_pi05
+<<<<<<< HEAD
 from oxygen.models.qwen3_vl.report import report_qwen3_vl
+=======
+from oxygen.models.pi05.spec import PRESETS
+>>>>>>> main
 
 REPORTS = {"pi05": report_pi05, "qwen3_vl": report_qwen3_vl}
 """Report of each family that is served."""
@@ -39,6 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    refuse_unknown(args.folder)
     checkpoint = open_folder(args.folder)
     look = Look(
         robot=args.robot,
@@ -56,6 +62,16 @@ def run(args: argparse.Namespace) -> int:
     for problem in report["problems"]:
         print(f"oxygen inspect: error: {problem}", file=sys.stderr)
     return 1 if report["problems"] else 0
+
+
+def refuse_unknown(name: str) -> None:
+    """Raises CheckpointError, with the names that there are, for what is neither a folder nor a shipped name."""
+    if resolve(name).exists():
+        return
+    shipped = f"shipped names: {', '.join(SHIPPED)}"
+    if name in PRESETS:
+        raise CheckpointError(f"{name} is a preset: random weights, and no folder to inspect; {shipped}")
+    raise CheckpointError(f"{name}: does not exist; {shipped}; presets ({', '.join(PRESETS)}) have no folder")
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:

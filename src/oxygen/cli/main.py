@@ -58,6 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name == asked:
             module = importlib.import_module(command.module)
             module.add_arguments(subparser)
+    if not arguments:
+        parser.print_help(sys.stderr)
+        return 2
     args = parser.parse_args(arguments)
     assert module is not None  # parse_args lets only known commands through
     logging.basicConfig(level=os.environ.get("OXYGEN_LOG", "WARNING").upper(), format="%(name)s: %(message)s")

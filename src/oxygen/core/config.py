@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral
 
-from oxygen.core.errors import InvalidInput
+from oxygen.core.errors import InvalidInput, check_number
 
 _BUDGETS = "fixed:K (K >= 1 rounds a frame), rate:F (F > 0 frames per second to hold) or idle"
 
@@ -20,16 +21,16 @@ class Budget:
     @classmethod
     def parse(cls, written: str) -> Budget:
         """Read `fixed:5`, `rate:10` or `idle`; raises InvalidInput with the forms that are known."""
-        kind, colon, number = written.strip().partition(":")
+        kind, colon, number = (written if isinstance(written, str) else "").strip().partition(":")
         if kind == "idle" and not colon:
             return cls("idle")
         try:
             value = float(int(number)) if kind == "fixed" else float(number)
-        except ValueError:
-            raise InvalidInput("budget", _BUDGETS, repr(written)) from None
+        except (ValueError, OverflowError):
+            raise InvalidInput("budget", _BUDGETS, repr(written)[:80]) from None
         if (kind == "fixed" and value >= 1) or (kind == "rate" and 0 < value < math.inf):
             return cls(kind, value)
-        raise InvalidInput("budget", _BUDGETS, repr(written))
+        raise InvalidInput("budget", _BUDGETS, repr(written)[:80])
 
     def __str__(self) -> str:
         return self.kind if self.kind == "idle" else f"{self.kind}:{self.value:g}"
@@ -66,8 +67,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         Budget.parse(self.budget)
-        if self.max_batch < 1:
-            raise InvalidInput("max_batch", "an integer of at least 1", repr(self.max_batch))
-        for name in ("max_waiting_texts", "keep_context_s", "max_wait_s", "max_paused_steps", "text_slice_s"):
-            if not getattr(self, name) >= 0:
-                raise InvalidInput(name, "a number of at least 0", repr(getattr(self, name)))
+        check_number("max_batch", self.max_batch, "an integer of at least 1", 1, kind=Integral)
+        for field in fields(self):
+            if str(field.type).startswith(("int", "float")) and (value := getattr(self, field.name)) != field.default:
+                check_number(field.name, value, "a number of at least 0", 0)

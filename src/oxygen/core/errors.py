@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from math import inf
+from numbers import Real
+
 
 class OxygenError(Exception):
     """Base of all errors raised on purpose by this package."""
@@ -18,6 +21,12 @@ class InvalidInput(OxygenError, ValueError):
 
     def __reduce__(self) -> tuple[type[InvalidInput], tuple[str, str, str]]:
         return type(self), (self.field, self.expected, self.got)
+
+
+def check_number(field: str, value: object, expected: str, low: float, high: float = inf, kind: type = Real) -> None:
+    """Refuse what is not a number in [low, high] (kind: `Integral` for whole ones). Raises InvalidInput."""
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:  # type: ignore[operator]
+        raise InvalidInput(field, expected, repr(value)[:80])
 
 
 class CheckpointError(OxygenError):

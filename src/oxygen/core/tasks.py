@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import inf
+from numbers import Integral
 from typing import Any
 
 import numpy as np
 
-from oxygen.core.errors import InvalidInput
+from oxygen.core.errors import InvalidInput, check_number
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,8 +48,10 @@ class ActionTask:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        if self.num_steps is not None and not 1 <= self.num_steps <= 1000:
-            raise InvalidInput("num_steps", "an integer from 1 to 1000", repr(self.num_steps))
+        if self.num_steps is not None:
+            check_number("num_steps", self.num_steps, "an integer from 1 to 1000", 1, 1000, Integral)
+        if self.seed is not None:
+            check_number("seed", self.seed, "an integer of at least 0", 0, kind=Integral)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +67,10 @@ class Sampling:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.temperature <= 100.0:
-            raise InvalidInput("temperature", "a number from 0 to 100", repr(self.temperature))
-        if self.top_k < 0:
-            raise InvalidInput("top_k", "an integer of at least 0", repr(self.top_k))
-        if not 0.0 < self.top_p <= 1.0:
-            raise InvalidInput("top_p", "a number in (0, 1]", repr(self.top_p))
-        if not 0 <= self.seed < 2**63:
-            raise InvalidInput("seed", "an integer from 0 to 2**63 - 1", repr(self.seed))
+        check_number("temperature", self.temperature, "a number from 0 to 100", 0, 100)
+        check_number("top_k", self.top_k, "an integer from 0 to 2**31 - 1", 0, 2**31 - 1, Integral)
+        check_number("top_p", self.top_p, "a number in (0, 1]", 5e-324, 1)
+        check_number("seed", self.seed, "an integer from 0 to 2**63 - 1", 0, 2**63 - 1, Integral)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,12 +94,12 @@ class TextTask:
     ignore_eos: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise InvalidInput("max_new_tokens", "an integer of at least 1", repr(self.max_new_tokens))
-        if isinstance(self.stop, str) or any(not s for s in self.stop):
-            raise InvalidInput("stop", "a tuple of non-empty strings", repr(self.stop))
-        if self.deadline_s is not None and not self.deadline_s > 0:
-            raise InvalidInput("deadline_s", "a number of seconds above 0", repr(self.deadline_s))
+        check_number("max_new_tokens", self.max_new_tokens, "an integer of at least 1", 1, kind=Integral)
+        check_number("priority", self.priority, "an integer", -inf, kind=Integral)
+        if not isinstance(self.stop, tuple | list) or not all(isinstance(s, str) and s for s in self.stop):
+            raise InvalidInput("stop", "a tuple of non-empty strings", repr(self.stop)[:80])
+        if self.deadline_s is not None:
+            check_number("deadline_s", self.deadline_s, "a number of seconds above 0", 5e-324)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,14 +19,21 @@ TASKS_SHOWN = ("drawer-open", "faucet-close", "window-open", "button-press-topdo
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="oxygen-tiny", help="checkpoint folder or a shipped name")
     parser.add_argument("--out", type=Path, default=Path("out/demo"), help="folder for the film and the plot")
-    parser.add_argument("--tasks", nargs="+", choices=TASK_NAMES, default=list(TASKS_SHOWN), metavar="TASK")
+    parser.add_argument(
+        "--tasks",
+        nargs="+",
+        choices=TASK_NAMES,
+        default=list(TASKS_SHOWN),
+        metavar="TASK",
+        help=f"what the arm is to do, of {', '.join(TASK_NAMES)} (default: {' '.join(TASKS_SHOWN)})",
+    )
     parser.add_argument("--episodes", type=int, default=1, help="episodes of each task")
     parser.add_argument("--seed", type=int, default=0, help="first layout")
     parser.add_argument("--budget", default="idle", help="text budget of the engine (fixed:K, rate:F or idle)")
     parser.add_argument("--recorded", action="store_true", help="replay recorded frames even where a simulator is")
     parser.add_argument("--serve", action="store_true", help="keep the robot working and serve the web page")
     parser.add_argument("--port", type=int, default=8000, help="port of the web page")
-    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (default: %(default)s)")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from oxygen.engine.verbs import Verbs
 from oxygen.processing.interface import Processor
 from oxygen.scheduler.scheduler import Scheduler
 from oxygen.scheduler.state import Outcome, Request
+from oxygen.tickets.checks import check_question, check_session
 from oxygen.tickets.delivery import Delivery
 from oxygen.tickets.intake import Intake
 from oxygen.tickets.record import EngineStats, Laps, StepRecord
@@ -28,6 +29,7 @@ from oxygen.tickets.ticket import Ticket, pending
 
 log = logging.getLogger(__name__)
 ONE_CHUNK = ActionTask()
+LONGEST_WAIT_S = 3600.0  # the platform has a limit of its own; waking up in vain is harmless
 
 
 class Engine:
@@ -86,9 +88,7 @@ class Engine:
         texts: TextTask | Sequence[TextTask] = (),
     ) -> Ticket:
         """Hand in a frame and what is wanted of it. Encodes in the caller's thread; raises InvalidInput or Refused."""
-        wanted = (actions,) if isinstance(actions, ActionTask) else tuple(actions or ())
-        asked = (texts,) if isinstance(texts, TextTask) else tuple(texts)
-        request = self._intake.frame(observation, wanted, asked, self._clock())
+        request = self._intake.frame(observation, actions, texts, self._clock())
         for ask in self._scheduler.arrive(request):
             self._intake.put_on(request, ask)
         return self._enter(request)
@@ -100,6 +100,7 @@ class Engine:
 
         frame_id: only this frame will do. max_age_s: an older frame will not. Raises InvalidInput or Refused.
         """
+        check_question(session, task, frame_id, max_age_s)
         now = self._clock()
         request = self._intake.question(session, task, self._scheduler.newest(session), now)
         request.wanted_frame, request.max_age_s = frame_id, max_age_s
@@ -108,6 +109,9 @@ class Engine:
 
     def reset(self, session: str, timeout: float | None = None) -> None:
         """End all that a session has and forget its context; returns once that is so. Raises TimeoutError."""
+        check_session(session)
+        if self._thread is threading.current_thread():
+            raise RuntimeError("a listener cannot wait for the step that it is called from")
         done: Future[None] = pending()
         self._scheduler.reset(session, partial(done.set_result, None))
         self._wake.set()
@@ -167,7 +171,7 @@ class Engine:
                     self._end_all("closed", None)
                     self.runner.close()
                 elif delay > 0:
-                    self._wake.wait(None if delay == inf else delay)
+                    self._wake.wait(None if delay == inf else min(delay, LONGEST_WAIT_S))
                 else:
                     self.step()
         except BaseException as error:

@@ -7,13 +7,21 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from oxygen.checkpoint.shipped import resolve
 from oxygen.core.config import EngineConfig
 from oxygen.core.errors import OxygenError
+from oxygen.core.plan import Runner
 from oxygen.engine.engine import Engine
+<<<<<<< HEAD
 from oxygen.runtime.torch.families import read_folder
+=======
+from oxygen.models.pi05.opening import read_pi05
+from oxygen.models.pi05.spec import PRESETS
+>>>>>>> main
 from oxygen.runtime.torch.open import open_runner
+from oxygen.serving.open import random_parts
 from oxygen.sim.drive import Door
 from oxygen.sim.isolated import IsolatedDoor
 from oxygen.sim.remote import RemoteDoor
@@ -42,16 +50,30 @@ def open_door(
     device: str = "cpu",
     dtype: str = "float32",
     threads: int | None = 1,
+    robot: str | None = None,
 ) -> Iterator[OpenDoor]:
     """Serve a checkpoint folder or a shipped name in one of MODES; closed on the way out.
 
+    A preset's name stands for random weights. robot: of a preset, and of a folder that does not say which it is for.
     threads: of the runner on a CPU; one leaves the other cores to the simulator, and a small model gains by no second.
     """
     if mode not in MODES:
         raise ValueError(f"mode {mode!r}: expected one of {', '.join(MODES)}")
+<<<<<<< HEAD
     folder = resolve(model)
     processor = read_folder(folder).processor()
     runner = open_runner(folder, device=device, dtype=dtype, forbidden_ids=processor.forbidden_ids, threads=threads)
+=======
+    settings: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
+    runner: Runner
+    if str(model) in PRESETS and not Path(model).exists():
+        runner, processor = random_parts(str(model), robot or "libero", **settings)
+    else:
+        folder = read_pi05(resolve(model), robot=robot)
+        processor = folder.processor()
+        settings |= {"eos_ids": processor.tokenizer.eos_ids, "forbidden_ids": processor.forbidden_ids}
+        runner = open_runner(folder, **settings)
+>>>>>>> main
     noise_shape = (runner.limits.horizon, runner.limits.action_dim)
     warm_up: Callable[[], object] | None = getattr(runner, "warm_up", None)
     if mode == "isolated":

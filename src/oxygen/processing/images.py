@@ -27,7 +27,10 @@ def as_picture(value: Any, name: str, layout: Layout = "auto") -> np.ndarray:
     1] and truncated, as openpi's client does. Raises InvalidInput naming the camera for any other shape, type or
     range.
     """
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # ragged lists
+        raise InvalidInput(name, _EXPECTED, "lists of different lengths") from None
     if array.dtype != np.uint8 and array.dtype.kind != "f":
         raise InvalidInput(name, _EXPECTED, f"{array.dtype} {list(array.shape)}")
     array = _channels_last(array, name, layout)

@@ -94,7 +94,7 @@ def robot_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
 def _steps(path: Path) -> Iterator[dict[str, Any]]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     steps = content.get("steps") if isinstance(content, dict) else None
     if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):

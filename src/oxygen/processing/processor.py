@@ -119,7 +119,17 @@ class Processor:
             return None
         return EncodedTask(0, self._tail_ids(tail))
 
+<<<<<<< HEAD
     def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
+=======
+    def tail_len(self, observation: Observation | None, text: TextTask) -> int:
+        """Tokens that a text's own prompt takes of its row. Without an observation only the question fills it."""
+        template, question = self._asked(text)
+        words = {} if observation is None else self._words(observation)[1]
+        return len(self._tail_ids(template.fill_tail({**words, "question": question})))
+
+    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs) -> np.ndarray:
+>>>>>>> main
         """[H, action_dim] float32 normalised -> [H, robot action_dim] float64 in robot units.
 
         Offsets are added to the state that the model was given, brought back from its float32, as openpi does. Raises
@@ -189,13 +199,17 @@ class Processor:
 
     def _pictures(self, images: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
         """Valid cameras in slot order, resized. Names of the robot or of the model's slots are both understood."""
+        if not isinstance(images, Mapping):
+            raise InvalidInput("images", "a map of camera name to picture", type(images).__name__)
         by_slot: dict[str, np.ndarray] = {}
         for camera in self.robot.cameras:
             given = [name for name in (camera.name, camera.slot) if images.get(name) is not None]
             if not given:
                 if camera.required:
                     expected = [c.name for c in self.robot.cameras if c.required]
-                    raise InvalidInput("images", f"the cameras {expected}", f"{sorted(images)}, without {camera.name}")
+                    raise InvalidInput(
+                        "images", f"the cameras {expected}", f"{sorted(map(str, images))}, without {camera.name}"
+                    )
                 continue
             if len(given) > 1 and camera.name != camera.slot:
                 raise InvalidInput("images", f"one picture for {camera.slot}", f"{given}")
@@ -205,7 +219,9 @@ class Processor:
             is_at_risk = resized is picture and (resized.flags.writeable or not resized.flags.c_contiguous)
             by_slot[camera.slot] = resized.copy() if is_at_risk else resized
         if not by_slot:
-            raise InvalidInput("images", f"at least one of {[c.name for c in self.robot.cameras]}", f"{sorted(images)}")
+            raise InvalidInput(
+                "images", f"at least one of {[c.name for c in self.robot.cameras]}", f"{sorted(map(str, images))}"
+            )
         return tuple(by_slot[slot] for slot in self.config.slots if slot in by_slot)
 
     def _words(self, observation: Observation) -> tuple[np.ndarray | None, dict[str, str | None]]:
@@ -234,6 +250,8 @@ class Processor:
     def _check_words(self, name: str, text: str | None) -> None:
         if text is None:
             return
+        if not isinstance(text, str):
+            raise InvalidInput(name, "text", type(text).__name__)
         if len(text) > self.config.max_prompt_chars:
             raise InvalidInput(name, f"at most {self.config.max_prompt_chars} characters", f"{len(text)}")
         try:

@@ -114,13 +114,22 @@ class Template:
 
     def fill(self, values: Mapping[str, str | None]) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Texts of the prefix and of the tail. Raises InvalidInput for a field that has no value."""
+        ready = self._ready(values, self.fields())
+        return tuple(piece.fill(ready) for piece in self.prefix), tuple(piece.fill(ready) for piece in self.tail)
+
+    def fill_tail(self, values: Mapping[str, str | None]) -> tuple[str, ...]:
+        """Texts of the tail alone, for which the fields of the prefix need no value."""
+        ready = self._ready(values, set().union(*(piece.fields() for piece in self.tail)))
+        return tuple(piece.fill(ready) for piece in self.tail)
+
+    def _ready(self, values: Mapping[str, str | None], names: set[str]) -> dict[str, str]:
         ready: dict[str, str] = {}
-        for name in self.fields():
+        for name in names:
             value = values.get(name)
             if value is None:
-                raise InvalidInput(name, f"a {name}, which a {self.kind} task is asked with", "none")
+                raise InvalidInput(name, f"a {name}, which the task {self.kind!r} is asked with", "none")
             ready[name] = value if name == "state" else self.cleaned(value)
-        return tuple(piece.fill(ready) for piece in self.prefix), tuple(piece.fill(ready) for piece in self.tail)
+        return ready
 
     def cleaned(self, text: str) -> str:
         for name in self.clean:

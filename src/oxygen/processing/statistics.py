@@ -116,7 +116,7 @@ def read_statistics(path: Path, asset_id: str) -> Statistics:
     """Read one openpi norm_stats.json."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     groups = content.get("norm_stats") if isinstance(content, dict) else None
     if not isinstance(groups, dict) or not all(isinstance(values, dict) for values in groups.values()):

@@ -52,7 +52,7 @@ class Pace:
         frame_s, round_s = self._frame.value, self._round.value
         if frame_s is None or not round_s:
             return 1  # careful until both costs are known
-        return max(0, int((1 / self.budget.value - frame_s) / round_s))
+        return max(0, int(min(longest, (1 / self.budget.value - frame_s) / round_s)))
 
     def observe(self, had_actions: bool, outcome: Outcome, wanted_text: bool) -> None:
         """Learn from a step that is over."""

@@ -75,7 +75,7 @@ class Scheduler:
     def _check_room(self, request: Request) -> None:
         """Turn away what comes after the end, and text alone when too much waits; frames with actions come in."""
         if self._shut is not None:
-            raise self._shut
+            raise self._shut.with_traceback(None)  # one for all: it must not collect the frames of every caller
         ledger = self.ledger
         num_waiting = len(ledger.queue) + self._num_texts_at_door + sum(len(s.asks) for s in ledger.sessions.values())
         room = self.config.max_waiting_texts + ledger.tail_rows.num_free - num_waiting
@@ -90,7 +90,7 @@ class Scheduler:
         """Forget all that a session has; the engine calls `done` once it is so. Raises Refused."""
         with self._door:
             if self._shut is not None:
-                raise self._shut
+                raise self._shut.with_traceback(None)
             if (session := self.ledger.sessions.get(name)) is not None:
                 session.newest, session.num_submitted = None, 0
             self._wishes.append(partial(self._reset, name, done))

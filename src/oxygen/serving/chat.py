@@ -14,6 +14,7 @@ import math
 import time
 import uuid
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
 from oxygen.core.errors import InvalidInput, Refused
-from oxygen.core.tasks import Observation, TextResult
+from oxygen.core.tasks import Observation, TextResult, TextTask
 from oxygen.serving import chat_request, strictjson
 from oxygen.serving.chat_request import ChatRequest
 from oxygen.serving.gateway import Gateway
@@ -60,7 +61,8 @@ async def completions(request: Request) -> Response:
             ticket = await _ask_pictures(gateway, wanted)
         else:
             session = gateway.sessions.find(name)
-            _, ticket = await gateway.ask(session, wanted.task, frame_id=wanted.frame_id, max_age_s=wanted.max_age_s)
+            task = await gateway.in_thread(_fitted, gateway, wanted, session.observation)
+            _, ticket = await gateway.ask(session, task, frame_id=wanted.frame_id, max_age_s=wanted.max_age_s)
     except Exception as error:  # the door is where every error turns into words for the client
         problem = describe(error, debug=gateway.settings.debug)
         gateway.refuse(session, problem.code)
@@ -123,9 +125,13 @@ class _Answer:
         pieces = aiter(self._handle)
         try:
             first = await anext(pieces, None)
+            result = await self._handle.result_async() if first is None else None
         except Exception as error:
             self._watch.cancel()
             return error_response(self._problem(error))
+        if result is not None and result.finish_reason in _UNFINISHED and not result.text:
+            self._watch.cancel()
+            return error_response(_unfinished(result))
         lines = self._lines(first, pieces)
         return StreamingResponse(lines, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
 
@@ -187,7 +193,16 @@ async def _ask_pictures(gateway: Gateway, wanted: ChatRequest) -> Ticket:
         raise InvalidInput("state", f"{robot.state_dim} finite numbers", f"shape {list(state.shape)}")
     name = f"chat-{uuid.uuid4().hex[:12]}"
     observation = Observation(images, state if robot.state_dim else None, wanted.prompt, session=name)
-    return await gateway.in_thread(gateway.engine.submit, observation, None, (wanted.task,))
+    task = await gateway.in_thread(_fitted, gateway, wanted, observation)
+    return await gateway.in_thread(gateway.engine.submit, observation, None, (task,))
+
+
+def _fitted(gateway: Gateway, wanted: ChatRequest, observation: Observation | None) -> TextTask:
+    """The task; where the client named no number of tokens, with as many as its row holds after the question."""
+    if not wanted.is_open_ended:
+        return wanted.task
+    room = gateway.engine.runner.limits.tail_len - gateway.processor.tail_len(observation, wanted.task)
+    return replace(wanted.task, max_new_tokens=room) if room > 0 else wanted.task
 
 
 def _session_name(wanted: ChatRequest, model_name: str) -> str | None:

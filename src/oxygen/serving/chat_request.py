@@ -25,11 +25,12 @@ _MAX_PIXELS = 16_000_000
 @dataclass(slots=True)
 class ChatRequest:
     """frame_id: only this frame will do; max_age_s: an older frame will not (0: the next one). model: as the client
-    wrote it.
+    wrote it. is_open_ended: no number of tokens was named, so the text may fill its row.
     """
 
     task: TextTask
     model: str
+    is_open_ended: bool = False
     session: str | None = None
     frame_id: int | None = None
     max_age_s: float | None = None
@@ -48,16 +49,18 @@ def parse(body: Any, max_chars: int) -> ChatRequest:
         raise InvalidInput("n", "1", repr(body["n"])[:80])
     question, images = _question(body.get("messages"))
     frame_id, max_age_s = _frame(body)
+    max_tokens = _either(body, "max_completion_tokens", "max_tokens")
     fields = {
         "kind": body.get("kind") or DEFAULT_KIND,
         "question": question,
-        "max_new_tokens": _either(body, "max_completion_tokens", "max_tokens"),
+        "max_new_tokens": max_tokens,
         "stop": body.get("stop"),
         **{name: body.get(name) for name in ("temperature", "top_p", "top_k", "seed", "deadline_s", "priority")},
     }
     return ChatRequest(
         task=tasks.text_task(fields, "request", max_chars),
         model=_text(body, "model") or "",
+        is_open_ended=max_tokens is None,
         session=_text(body, "session"),
         frame_id=frame_id,
         max_age_s=max_age_s,

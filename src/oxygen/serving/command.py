@@ -8,7 +8,9 @@ import logging
 import os
 from pathlib import Path
 
+from oxygen.checkpoint.shipped import SHIPPED
 from oxygen.core.config import EngineConfig
+from oxygen.models.pi05.spec import PRESETS
 from oxygen.serving import logs
 from oxygen.serving.app import build_app
 from oxygen.serving.open import open_engine
@@ -22,7 +24,8 @@ DEVICE_FAILED = 3
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", help="checkpoint folder, or the name of a preset (random weights)")
+    names = f"a shipped name ({', '.join(SHIPPED)}), or a preset with random weights ({', '.join(PRESETS)})"
+    parser.add_argument("folder", help=f"checkpoint folder, {names}")
     model = parser.add_argument_group("model")
     model.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (default: %(default)s)")
     model.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
@@ -103,4 +106,7 @@ def _announce(settings: ServeSettings, port: int, folder: str) -> None:
     if not settings.is_loopback and settings.api_key is None:
         log.warning("listening on %s without an API key: everybody who reaches it can use the robot", settings.host)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    print(f"oxygen serves {folder}: dashboard and API http://{host}:{port}, robots ws://{host}:{port}", flush=True)
+    doors = f"dashboard and API http://{host}:{port}, robots ws://{host}:{port}"
+    if settings.lerobot_port:
+        doors += f", LeRobot grpc://{host}:{settings.lerobot_port}"
+    print(f"oxygen serves {folder}: {doors}", flush=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from oxygen.core.config import EngineConfig
 from oxygen.engine.engine import Engine
@@ -15,6 +15,9 @@ from oxygen.processing.config import PRESETS as ROBOTS
 from oxygen.processing.config import ProcessorConfig
 from oxygen.processing.processor import Processor
 from oxygen.processing.tokenizer import byte_tokenizer
+
+if TYPE_CHECKING:
+    from oxygen.runtime.torch.runner import TorchRunner
 
 
 def open_engine(name: str, *, robot: str | None = None, config: EngineConfig | None = None, **device: Any) -> Engine:
@@ -27,7 +30,16 @@ def open_engine(name: str, *, robot: str | None = None, config: EngineConfig | N
 
 
 def _random_engine(name: str, robot: str, config: EngineConfig | None, device: dict[str, Any]) -> Engine:
-    """Random weights speak bytes and move at random: good for trying connections, not for robots."""
+    runner, processor = random_parts(name, robot, **device)
+    engine = Engine(runner, processor, config, warm_up=runner.warm_up)
+    engine.start()
+    return engine
+
+
+def random_parts(name: str, robot: str, **device: Any) -> tuple[TorchRunner, Processor]:
+    """A preset's runner and processor. Random weights speak bytes and move at random: good for trying connections,
+    not for robots.
+    """
     from oxygen.runtime.torch.open import open_runner
 
     horizon = ROBOTS[robot]["horizon"] if robot in ROBOTS else PRESETS[name].horizon
@@ -51,6 +63,4 @@ def _random_engine(name: str, robot: str, config: EngineConfig | None, device: d
         forbidden_ids=processor.forbidden_ids,
         **device,
     )
-    engine = Engine(runner, processor, config, warm_up=runner.warm_up)
-    engine.start()
-    return engine
+    return runner, processor

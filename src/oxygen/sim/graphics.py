@@ -6,6 +6,7 @@ import ctypes.util
 import importlib.util
 import os
 import sys
+from collections.abc import Sequence
 
 from oxygen.core.errors import OxygenError
 
@@ -14,14 +15,15 @@ class NoSimulator(OxygenError):
     """The simulator cannot run here; the message says what is missing and how to get it."""
 
 
-def require_simulator() -> str:
+def require_simulator(needed: Sequence[str] = ("metaworld", "mujoco", "gymnasium"), extra: str = "demo") -> str:
     """Choose MUJOCO_GL (`osmesa`, then `egl`; a value already set is kept) and return it.
 
-    Raises NoSimulator when Meta-World is not installed or no off-screen OpenGL library is found.
+    needed: packages that must be installed; extra: the extra that brings them. Raises NoSimulator when one is missing
+    or no off-screen OpenGL library is found.
     """
-    missing = [name for name in ("metaworld", "mujoco", "gymnasium") if importlib.util.find_spec(name) is None]
+    missing = [name for name in needed if importlib.util.find_spec(name) is None]
     if missing:
-        raise NoSimulator(f"the simulator needs {', '.join(missing)}: pip install 'oxygen-vla[demo]'")
+        raise NoSimulator(f"the simulator needs {', '.join(missing)}: pip install 'oxygen-vla[{extra}]'")
     chosen = os.environ.get("MUJOCO_GL", "").lower()
     if not chosen:
         chosen = _find_backend()

@@ -18,8 +18,10 @@ from oxygen.core.tasks import ActionTask, Observation, TextTask
 from oxygen.processing.interface import Processor
 from oxygen.processing.transcript import Transcript
 from oxygen.scheduler.state import Request, Text
+from oxygen.tickets.checks import action_tasks, check_observation, text_tasks
 from oxygen.tickets.ticket import TextHandle, Ticket, pending
 
+FOREVER_S = 1e9
 _ids = itertools.count()  # one for all engines: a runner that changes hands must not mistake a frame for an older one
 
 
@@ -30,9 +32,15 @@ class Intake:
         self._processor, self._limits, self._cancel = processor, limits, cancel
 
     def frame(
-        self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask], now: float
+        self,
+        observation: Observation,
+        actions: ActionTask | Sequence[ActionTask] | None,
+        texts: TextTask | Sequence[TextTask] | None,
+        now: float,
     ) -> Request:
         """Encode a frame; raises InvalidInput."""
+        check_observation(observation)
+        actions, texts = action_tasks(actions), text_tasks(texts)
         if not actions and not texts:
             raise InvalidInput("actions", "an action task or a text task", "neither")
         actions = [replace(task, expert=e.name) for task in actions for e in experts_meant(self._limits, task)]
@@ -106,9 +114,15 @@ class Intake:
         task_id = next(_ids)
         handle = TextHandle(task, request.session, None, partial(self._cancel, request.request_id, task_id))
         transcript = Transcript(task, self._processor.tokenizer.stream(), self._limits.eos_ids)
+<<<<<<< HEAD
         deadline = inf if task.deadline_s is None else request.submitted_at + task.deadline_s
         encoded = self._fit(task, encoded)
         request.texts.append(Text(task_id, task, request, encoded, deadline, handle, transcript))
+=======
+        deadline = inf if task.deadline_s is None else request.submitted_at + min(task.deadline_s, FOREVER_S)
+        tail_ids = self._fit(task, tail_ids)
+        request.texts.append(Text(task_id, task, request, tail_ids, deadline, handle, transcript))
+>>>>>>> main
 
     def _fit(self, task: TextTask, encoded: EncodedTask) -> EncodedTask:
         room = self._limits.tail_len - len(encoded.tail_ids)
@@ -120,12 +134,20 @@ class Intake:
         shape = (expert.horizon, expert.action_dim)
         if task.noise is None:
             return np.random.default_rng(task.seed).standard_normal(shape, dtype=np.float32)
-        noise = np.asarray(task.noise, dtype=np.float32)
+        try:
+            noise = np.asarray(task.noise)
+        except ValueError:  # ragged lists
+            raise InvalidInput("noise", f"finite numbers of shape {shape}", "lists of different lengths") from None
+        if noise.dtype.kind not in "iuf":
+            raise InvalidInput("noise", f"finite numbers of shape {shape}", f"{noise.dtype}, shape {noise.shape}")
+        with np.errstate(over="ignore"):  # what float32 cannot hold is refused as infinite
+            noise = noise.astype(np.float32)
         if noise.shape != shape or not np.isfinite(noise).all():
-            raise InvalidInput("noise", f"finite numbers of shape {shape}", f"an array of shape {noise.shape}")
+            raise InvalidInput("noise", f"finite numbers of shape {shape}", _told(noise))
         return noise
 
 
+<<<<<<< HEAD
 def experts_meant(limits: RunnerLimits, task: ActionTask) -> tuple[ExpertLimits, ...]:
     """The experts that a task means: one by its name, the first by `action`, every one by `all`; raises
     InvalidInput.
@@ -136,3 +158,7 @@ def experts_meant(limits: RunnerLimits, task: ActionTask) -> tuple[ExpertLimits,
     if not found and task.expert != "action":
         raise InvalidInput("expert", f"one of {[expert.name for expert in known]}", repr(task.expert))
     return found or known[:1]
+=======
+def _told(noise: np.ndarray) -> str:
+    return f"an array of shape {noise.shape}" + ("" if np.isfinite(noise).all() else ", not finite in float32")
+>>>>>>> main

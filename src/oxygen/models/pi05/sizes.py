@@ -53,7 +53,10 @@ def derive_sizes(
     Raises CheckpointError where tensors and what was told contradict each other, and where something is told nowhere.
     """
     where = str(checkpoint.folder)
-    told = _merged(checkpoint.declared.get("spec") or {}, overrides or {})
+    declared = checkpoint.declared.get("spec") or {}
+    if not isinstance(declared, Mapping):
+        raise CheckpointError(f"{where}: spec: expected a map of sizes, got {declared!r:.80}")
+    told = _merged(declared, overrides or {})
     if checkpoint.format == OXYGEN:
         return Sizes(Pi05Spec.from_dict(told))
     if checkpoint.tree_folder is None:

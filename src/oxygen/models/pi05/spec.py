@@ -16,6 +16,8 @@ ROPE_THETA = 10_000.0
 TIME_MIN_PERIOD = 0.004
 TIME_MAX_PERIOD = 4.0
 STEMS = ("patch", "conv")
+LARGEST = {"horizon": 1000, "num_steps": 1000, "num_cameras": 64, "max_token_len": 65_536}
+"""Sizes that no tensor shows: a slip of the keyboard must not ask for all the memory there is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +201,9 @@ def _check(spec: Pi05Spec) -> None:
             value = getattr(part, f.name)
             if isinstance(value, int):
                 need(value >= 1, f"{prefix}{f.name} must be at least 1, got {value}")
+    for name, most in LARGEST.items():
+        value = getattr(spec, name)
+        need(value <= most, f"{name} must be at most {most}, got {value}")
     t, e, v = spec.trunk, spec.expert, spec.vision
     for name in ("depth", "num_heads", "num_kv_heads", "head_dim"):
         a, b = getattr(t, name), getattr(e, name)

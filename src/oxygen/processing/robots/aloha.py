@@ -80,4 +80,4 @@ def actions_to_pi(actions: np.ndarray) -> np.ndarray:
 
 
 def _image(name: str) -> tuple[Path, ...]:
-    return (("images", name),)
+    return (("images", name), (f"images.{name}",))

@@ -26,8 +26,9 @@ def generic(
 ) -> Robot:
     """cameras: name -> slot, or name -> {slot, required, layout}. state_dim 0: the robot sends no state.
 
-    A camera NAME is read from images.NAME, `observation/NAME` or `observation.images.NAME`; the state from `state`,
-    `observation/state` or `observation.state`; the prompt from `prompt` or `task`.
+    A camera NAME is read from the map `images`, from the flat key `images.NAME`, `observation/NAME` or
+    `observation.images.NAME`; the state from `state`, `observation/state` or `observation.state`; the prompt from
+    `prompt` or `task`.
     """
     if not cameras or state_dim < 0 or action_dim < 1:
         raise InvalidInput(
@@ -58,6 +59,7 @@ def generic(
 def _camera_keys(name: str) -> tuple[tuple[str, ...], ...]:
     return (
         ("images", name),
+        (f"images.{name}",),
         (f"observation/{name}",),
         (f"observation.images.{name}",),
         (f"observation/images/{name}",),

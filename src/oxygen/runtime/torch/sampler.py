@@ -19,6 +19,7 @@ from oxygen.core.tasks import Sampling
 FAULTY = -1
 """Stands for the token of a row whose logits hold NaN or infinity."""
 
+_SMALLEST = torch.finfo(torch.float32).tiny  # what is smaller is zero on some device, and would divide or keep nothing
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15 as int64: 2^64 over the golden ratio
 _MIX_1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX_2 = -7723592293110705685  # 0x94D049BB133111EB
@@ -74,11 +75,11 @@ class SamplingRows:
 
         return cls(
             drawn=integers(rows),
-            temperature=floats([s.temperature for s in drawn]),
+            temperature=floats([max(s.temperature, _SMALLEST) for s in drawn]),
             top_k=integers([s.top_k for s in drawn]) if max_top_k else None,
             max_top_k=max_top_k,
             nucleus=integers(nucleus) if nucleus else None,
-            top_p=floats([drawn[i].top_p for i in nucleus]) if nucleus else None,
+            top_p=floats([max(drawn[i].top_p, _SMALLEST) for i in nucleus]) if nucleus else None,
             seeds=integers([s.seed for s in drawn]),
         )
 
