@@ -13,11 +13,8 @@ from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.cli.layout import Section, show
 from oxygen.core.errors import CheckpointError, InvalidInput
 from oxygen.models.pi05.report import Look, report_pi05
-<<<<<<< HEAD
-from oxygen.models.qwen3_vl.report import report_qwen3_vl
-=======
 from oxygen.models.pi05.spec import PRESETS
->>>>>>> main
+from oxygen.models.qwen3_vl.report import report_qwen3_vl
 
 REPORTS = {"pi05": report_pi05, "qwen3_vl": report_qwen3_vl}
 """Report of each family that is served."""

@@ -14,13 +14,8 @@ from oxygen.core.config import EngineConfig
 from oxygen.core.errors import OxygenError
 from oxygen.core.plan import Runner
 from oxygen.engine.engine import Engine
-<<<<<<< HEAD
-from oxygen.runtime.torch.families import read_folder
-=======
-from oxygen.models.pi05.opening import read_pi05
 from oxygen.models.pi05.spec import PRESETS
->>>>>>> main
-from oxygen.runtime.torch.open import open_runner
+from oxygen.runtime.torch.open import open_parts
 from oxygen.serving.open import random_parts
 from oxygen.sim.drive import Door
 from oxygen.sim.isolated import IsolatedDoor
@@ -59,21 +54,12 @@ def open_door(
     """
     if mode not in MODES:
         raise ValueError(f"mode {mode!r}: expected one of {', '.join(MODES)}")
-<<<<<<< HEAD
-    folder = resolve(model)
-    processor = read_folder(folder).processor()
-    runner = open_runner(folder, device=device, dtype=dtype, forbidden_ids=processor.forbidden_ids, threads=threads)
-=======
     settings: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
     runner: Runner
     if str(model) in PRESETS and not Path(model).exists():
         runner, processor = random_parts(str(model), robot or "libero", **settings)
     else:
-        folder = read_pi05(resolve(model), robot=robot)
-        processor = folder.processor()
-        settings |= {"eos_ids": processor.tokenizer.eos_ids, "forbidden_ids": processor.forbidden_ids}
-        runner = open_runner(folder, **settings)
->>>>>>> main
+        runner, processor = open_parts(resolve(model), robot=robot, **settings)
     noise_shape = (runner.limits.horizon, runner.limits.action_dim)
     warm_up: Callable[[], object] | None = getattr(runner, "warm_up", None)
     if mode == "isolated":

@@ -119,17 +119,13 @@ class Processor:
             return None
         return EncodedTask(0, self._tail_ids(tail))
 
-<<<<<<< HEAD
-    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
-=======
     def tail_len(self, observation: Observation | None, text: TextTask) -> int:
         """Tokens that a text's own prompt takes of its row. Without an observation only the question fills it."""
         template, question = self._asked(text)
         words = {} if observation is None else self._words(observation)[1]
         return len(self._tail_ids(template.fill_tail({**words, "question": question})))
 
-    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs) -> np.ndarray:
->>>>>>> main
+    def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
         """[H, action_dim] float32 normalised -> [H, robot action_dim] float64 in robot units.
 
         Offsets are added to the state that the model was given, brought back from its float32, as openpi does. Raises

@@ -114,15 +114,9 @@ class Intake:
         task_id = next(_ids)
         handle = TextHandle(task, request.session, None, partial(self._cancel, request.request_id, task_id))
         transcript = Transcript(task, self._processor.tokenizer.stream(), self._limits.eos_ids)
-<<<<<<< HEAD
-        deadline = inf if task.deadline_s is None else request.submitted_at + task.deadline_s
+        deadline = inf if task.deadline_s is None else request.submitted_at + min(task.deadline_s, FOREVER_S)
         encoded = self._fit(task, encoded)
         request.texts.append(Text(task_id, task, request, encoded, deadline, handle, transcript))
-=======
-        deadline = inf if task.deadline_s is None else request.submitted_at + min(task.deadline_s, FOREVER_S)
-        tail_ids = self._fit(task, tail_ids)
-        request.texts.append(Text(task_id, task, request, tail_ids, deadline, handle, transcript))
->>>>>>> main
 
     def _fit(self, task: TextTask, encoded: EncodedTask) -> EncodedTask:
         room = self._limits.tail_len - len(encoded.tail_ids)
@@ -147,7 +141,6 @@ class Intake:
         return noise
 
 
-<<<<<<< HEAD
 def experts_meant(limits: RunnerLimits, task: ActionTask) -> tuple[ExpertLimits, ...]:
     """The experts that a task means: one by its name, the first by `action`, every one by `all`; raises
     InvalidInput.
@@ -158,7 +151,7 @@ def experts_meant(limits: RunnerLimits, task: ActionTask) -> tuple[ExpertLimits,
     if not found and task.expert != "action":
         raise InvalidInput("expert", f"one of {[expert.name for expert in known]}", repr(task.expert))
     return found or known[:1]
-=======
+
+
 def _told(noise: np.ndarray) -> str:
     return f"an array of shape {noise.shape}" + ("" if np.isfinite(noise).all() else ", not finite in float32")
->>>>>>> main
