@@ -18,7 +18,7 @@ import numpy as np
 
 from oxygen.bench.arrivals import warm_up_frames
 from oxygen.bench.machine import Machine
-from oxygen.bench.measure import expected_batch, median, put
+from oxygen.bench.measure import expected_batch, is_due, put
 from oxygen.bench.probe import Probe
 from oxygen.bench.processor import Letters
 from oxygen.bench.report import Report
@@ -112,87 +112,94 @@ class PromptsProcessor:
 
 
 class Bench:
-    """All experts of a runner, measured with the first `num_actions` of them in use."""
+    """All experts of a runner. The engine, its stages and the isolated frame take turns: a slow minute hits all three.
+
+    The engine has the first rows; the stages work on as many rows behind them, isolated tasks on the last.
+    """
 
     def __init__(self, runner: Runner, prompts: Prompts, clock: Callable[[], float] = time.perf_counter) -> None:
         self.runner, self.prompts, self.clock = runner, prompts, clock
         self._frames = prompts.frames()
+        self._last = runner.limits.max_contexts - 1
 
-    def oxygen(self, new_tokens: int, k: int, num_frames: int) -> dict[str, Any]:
-        """The engine in lockstep, one frame and one text a step, from balance on."""
-        rows = expected_batch(new_tokens, k) + 1
+    def measure(self, new_tokens: int, k: int, num_frames: int, num_isolated: int) -> dict[str, Any]:
+        """One operating point: one frame and one text a step, from balance on."""
+        batch = expected_batch(new_tokens, k)
+        rows = batch + 1
         probe = Probe(self.runner, first_context=0, max_contexts=rows, first_text=0, max_texts=rows, clock=self.clock)
         config = EngineConfig(budget=f"fixed:{k}", keep_context_s=0.0, max_waiting_texts=0)
         engine = Engine(probe, PromptsProcessor(self.prompts), config, clock=self.clock)
         task = TextTask("narration", max_new_tokens=new_tokens, ignore_eos=True)
-        frame_s: list[float] = []
-        verbs = []
-        for turn in range(warm_up_frames(new_tokens, k) + 1 + num_frames):
-            started = self.clock()
+
+        def step() -> None:
             engine.submit(OBSERVED, ActionTask("all", seed=0), task)
             engine.step()
-            if turn > warm_up_frames(new_tokens, k):
-                frame_s.append(self.clock() - started)
-                verbs.append(probe.times)
+
+        for _ in range(warm_up_frames(new_tokens, k) + 1):
+            step()
+        inputs = next(self._frames)
+        self.runner.prefill([PrefillItem(0, rows + i, inputs, next(_frame_keys)) for i in range(batch)])
+        frames, verbs, isolated = [], [], []
+        stages: dict[str, list[float]] = {"prefill_ms": [], "act_ms": [], "round_ms": []}
+        for turn in range(num_frames):
             probe.take()
+            frames.append(self._timed(step))
+            verbs.append(probe.take())
+            self._add_stages(stages, inputs, rows, batch, new_tokens, k)
+            if is_due(turn, num_isolated, num_frames):
+                isolated.append(self._timed(lambda: self._isolated_frame(new_tokens)))
         engine.close()
-        rounds = sum(v.rounds for v in verbs)
         row: dict[str, Any] = {"new_tokens": new_tokens, "k": k}
-        put(row, "frame_ms", [1e3 * s for s in frame_s])
-        shares = [1 - v.runner_s / s for v, s in zip(verbs, frame_s, strict=True)]
-        put(row, "management_share", shares, digits=6)
-        row["mean_batch"] = round(sum(v.tokens for v in verbs) / rounds, 3)
-        row["tokens_per_s"] = round(1e3 * sum(v.tokens for v in verbs) / len(verbs) / row["frame_ms"], 3)
+        put(row, "frame_ms", frames)
+        put(row, "isolated_ms", isolated)
+        for name, values in stages.items():
+            put(row, name, values)
+        put(row, "management_share", [1 - 1e3 * v.runner_s / ms for v, ms in zip(verbs, frames, strict=True)], digits=6)
+        num_tokens = sum(v.tokens for v in verbs)
+        row["mean_batch"] = round(num_tokens / sum(v.rounds for v in verbs), 3)
+        row["tokens_per_s"] = round(1e3 * num_tokens / len(verbs) / row["frame_ms"], 3)
+        row["ideal_frame_ms"] = round(row["prefill_ms"] + row["act_ms"] + k * row["round_ms"], 3)
+        row["ideal_share"] = round(row["ideal_frame_ms"] / row["frame_ms"], 3)
+        row["speedup"] = round(row["isolated_ms"] / row["frame_ms"], 3)
+        row["action_hz"] = round(1e3 * self.runner.limits.horizon / row["frame_ms"], 3)
         return row
 
-    def stages(self, new_tokens: int, k: int, repeats: int) -> dict[str, float]:
-        """Each stage by itself on the same rows: a prefill with all readers, all chunks, a round of the full batch."""
-        batch = expected_batch(new_tokens, k)
-        inputs = next(self._frames)
-        readers = self.prompts.readers()
-        for row in range(batch):
-            self.runner.prefill([PrefillItem(0, row, inputs, next(_frame_keys))])
-        prefill, act, rounds = [], [], []
-        half = new_tokens // 2
+    def _add_stages(
+        self, stages: dict[str, list[float]], inputs: ContextInputs, first: int, batch: int, new_tokens: int, k: int
+    ) -> None:
+        """Each stage by itself: a prefill with all readers, all chunks, a round of the full batch, half done."""
+        runner, half = self.runner, new_tokens // 2
+        rounds = min(k, new_tokens - half)
         texts = [
-            DecodeItem(0, 0, row, inputs.num_tokens, row, half, (5,), half, min(k, new_tokens - half), Sampling())
-            for row in range(batch)
+            DecodeItem(0, 0, row, inputs.num_tokens, row, half, (5,), half, rounds, Sampling())
+            for row in range(first, first + batch)
         ]
-        count = texts[0].max_tokens
-        for _ in range(repeats):
-            prefill.append(
-                self._timed(lambda: self.runner.prefill([PrefillItem(0, 0, inputs, next(_frame_keys), readers)]))
-            )
-            act.append(self._timed(lambda: [self.runner.act([item]) for item in self._chunks(inputs)]))
-            rounds.append(self._timed(lambda: self.runner.decode(texts, count, lambda got: [True] * len(got))) / count)
-        self.runner.forget(range(batch), range(batch))
-        return {
-            "prefill_ms": median(prefill) or 0.0,
-            "act_ms": median(act) or 0.0,
-            "round_ms": median(rounds) or 0.0,
-        }
-
-    def isolated(self, new_tokens: int, repeats: int) -> float:
-        """Milliseconds of a frame whose tasks know nothing of each other: each prefills for itself, in turn."""
-        return median([self._timed(lambda: self._isolated_frame(new_tokens)) for _ in range(repeats)]) or 0.0
+        item = PrefillItem(0, self._last, inputs, next(_frame_keys), self.prompts.readers())
+        stages["prefill_ms"].append(self._timed(lambda: runner.prefill([item])))
+        stages["act_ms"].append(self._timed(lambda: [runner.act([chunk]) for chunk in self._chunks(inputs)]))
+        decoding = self._timed(lambda: runner.decode(texts, rounds, lambda got: [True] * len(got)))
+        stages["round_ms"].append(decoding / rounds)
 
     def _isolated_frame(self, new_tokens: int) -> None:
-        inputs, runner = next(self._frames), self.runner
+        """Tasks that know nothing of each other: each prefills for itself, in turn."""
+        inputs, runner, row = next(self._frames), self.runner, self._last
         for item in self._chunks(inputs):
-            runner.prefill([PrefillItem(0, 0, inputs, next(_frame_keys), ((item.expert, item.tail_ids),))])
+            runner.prefill([PrefillItem(0, row, inputs, next(_frame_keys), ((item.expert, item.tail_ids),))])
             runner.act([item])
-        runner.prefill([PrefillItem(0, 0, inputs, next(_frame_keys))])
-        text = DecodeItem(0, 0, 0, inputs.num_tokens, 0, 0, self.prompts.text_tail, 0, new_tokens, Sampling())
+        runner.prefill([PrefillItem(0, row, inputs, next(_frame_keys))])
+        tail = self.prompts.text_tail
+        text = DecodeItem(0, 0, row, inputs.num_tokens, row, 0, tail, 0, new_tokens, Sampling())
         left = iter(range(new_tokens - 1, -1, -1))
         runner.decode([text], new_tokens, lambda got: [next(left) > 0])
-        runner.forget([0], [0])
 
     def _chunks(self, inputs: ContextInputs) -> list[ActItem]:
         items = []
         for expert in self.runner.limits.experts:
             noise = np.zeros((expert.horizon, expert.action_dim), dtype=np.float32)
             tail, state = self.prompts.tails[expert.name], np.zeros(7, dtype=np.float32)
-            items.append(ActItem(0, 0, 0, inputs.num_tokens, expert.name, expert.num_steps, noise, tail, state))
+            items.append(
+                ActItem(0, 0, self._last, inputs.num_tokens, expert.name, expert.num_steps, noise, tail, state)
+            )
         return items
 
     def _timed(self, work: Callable[[], Any]) -> float:
@@ -212,10 +219,8 @@ def run(args: argparse.Namespace) -> int:
     config = {"model": args.model, "dtype": args.dtype, "device": args.device, "experts": list(names)}
     config |= {"prompts": prompts_name, "prompt_len": PROMPT_LEN, "frames": args.frames}
     report = Report("frame_experts", config, Machine.begin(args.device, args.dtype), args.out)
-    report.note(
-        f"random weights; every expert has {'the identical prompt' if args.identical_prompt else 'its own tail'}"
-    )
-    rows_needed = max(expected_batch(n, k) for n in args.text_lengths for k in args.rounds) + 2
+    report.note(f"random weights; the experts' prompts: {prompts_name}")
+    rows_needed = 2 * max(expected_batch(n, k) for n in args.text_lengths for k in args.rounds) + 2
     for count in range(1, len(names) + 1):
         spec = with_heads(PRESETS[args.model], names[:count])
         runner = open_runner(
@@ -232,26 +237,9 @@ def run(args: argparse.Namespace) -> int:
         runner.warm_up()
         report.config[f"num_parameters_{count + 1}"] = spec.num_parameters()
         bench = Bench(runner, Prompts.make(spec, args.identical_prompt))
-        few = max(3, args.frames // 4)
-        for new_tokens in args.text_lengths:
-            isolated = bench.isolated(new_tokens, few)
-            for k in sorted({min(k, new_tokens) for k in args.rounds}):
-                row = {"num_experts": count + 1, "prompts": prompts_name} | bench.oxygen(new_tokens, k, args.frames)
-                report.rows.append(_finished(row, bench.stages(new_tokens, k, few), isolated, spec.heads[0].horizon))
+        for new_tokens, k in itertools.product(args.text_lengths, args.rounds):
+            point = bench.measure(new_tokens, min(k, new_tokens), args.frames, max(2, args.frames // 3))
+            report.rows.append({"num_experts": count + 1, "prompts": prompts_name} | point)
         runner.close()
     report.finish(COLUMNS, f"experts: {args.model} {args.dtype}, {prompts_name}")
     return 0
-
-
-def _finished(row: dict[str, Any], stages: dict[str, float], isolated_ms: float, horizon: int) -> dict[str, Any]:
-    """The row with what its stages allow, its speed-up and its action frequency."""
-    ideal = stages["prefill_ms"] + stages["act_ms"] + row["k"] * stages["round_ms"]
-    measured = {
-        "ideal_frame_ms": ideal,
-        "ideal_share": ideal / row["frame_ms"],
-        "isolated_ms": isolated_ms,
-        "speedup": isolated_ms / row["frame_ms"],
-        "action_hz": 1e3 * horizon / row["frame_ms"],
-        **stages,
-    }
-    return row | {name: round(value, 3) for name, value in measured.items()}

@@ -56,6 +56,4 @@ class Rows:
         """Prove that every row is free or held exactly by `readers` (row -> how many the owners know of)."""
         held = {row: count for row, count in enumerate(self._readers) if count}
         assert held == dict(readers), f"counted {held}, held {dict(readers)}"
-        assert sorted([*self._free, *held]) == list(range(len(self._readers))), (
-            "a row is neither free nor held, or both"
-        )
+        assert sorted([*self._free, *held]) == list(range(len(self._readers))), "a row is free and held, or neither"

@@ -37,8 +37,7 @@ class Observation:
 class ActionTask:
     """An action chunk wanted of a frame.
 
-    expert: of which expert (`action`: the first, `all`: each). num_steps: flow steps S (None: the checkpoint's own
-    number).
+    expert: which (`action`: the first, `all`: each). num_steps: flow steps S (None: the checkpoint's own number).
     noise: x at t = 1, [horizon, action_dim] float32; None draws it from `seed` (None: a fresh seed per frame).
     """
 

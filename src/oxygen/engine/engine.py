@@ -21,7 +21,7 @@ from oxygen.processing.interface import Processor
 from oxygen.scheduler.scheduler import Scheduler
 from oxygen.scheduler.state import Outcome, Request
 from oxygen.tickets.checks import check_question, check_session
-from oxygen.tickets.delivery import Delivery
+from oxygen.tickets.delivery import Delivery, by_expert
 from oxygen.tickets.intake import Intake
 from oxygen.tickets.record import EngineStats, Laps, StepRecord
 from oxygen.tickets.tap import Listener, Tap
@@ -68,13 +68,9 @@ class Engine:
         cls, folder: str | Path, *, robot: str | None = None, config: EngineConfig | None = None, **device: Any
     ) -> Engine:
         """Open a checkpoint folder and start an engine on it. device: `device`, `dtype`, sizes: see `open_runner`."""
-        from oxygen.runtime.torch.families import read_folder
-        from oxygen.runtime.torch.open import open_runner
+        from oxygen.runtime.torch.open import open_parts
 
-        opened = read_folder(folder, robot=robot, overrides=device.pop("spec", None))
-        processor = opened.processor()
-        device.update(eos_ids=processor.tokenizer.eos_ids, forbidden_ids=processor.forbidden_ids)
-        runner = open_runner(opened, **device)
+        runner, processor = open_parts(folder, robot=robot, **device)
         engine = cls(runner, processor, config, warm_up=runner.warm_up)
         engine.start()
         return engine
@@ -213,9 +209,8 @@ class Engine:
         laps.lap("plan")
         verbs.prefill(plan.prefill, outcome)
         laps.lap("prefill")
-        for expert in dict.fromkeys(item.expert for item in plan.act):
-            chunks = verbs.act([item for item in plan.act if item.expert == expert], outcome)
-            delivery.give_actions(chunks, outcome, laps.lap("act"))
+        for items in by_expert(plan.act):
+            delivery.give_actions(verbs.act(items, outcome), outcome, laps.lap("act"))
         delivery.give_ends(laps.lap("deliver"))
         if not (is_paused := scheduler.is_text_paused(plan)):
             verbs.prefill(plan.prefill_text, outcome)

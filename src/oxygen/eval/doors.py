@@ -15,8 +15,7 @@ from oxygen.core.errors import OxygenError
 from oxygen.core.plan import Runner
 from oxygen.engine.engine import Engine
 from oxygen.models.pi05.spec import PRESETS
-from oxygen.runtime.torch.families import read_folder
-from oxygen.runtime.torch.open import open_runner
+from oxygen.runtime.torch.open import open_parts
 from oxygen.serving.open import random_parts
 from oxygen.sim.drive import Door
 from oxygen.sim.isolated import IsolatedDoor
@@ -60,10 +59,7 @@ def open_door(
     if str(model) in PRESETS and not Path(model).exists():
         runner, processor = random_parts(str(model), robot or "libero", **settings)
     else:
-        folder = read_folder(resolve(model), robot=robot)
-        processor = folder.processor()
-        settings |= {"eos_ids": processor.tokenizer.eos_ids, "forbidden_ids": processor.forbidden_ids}
-        runner = open_runner(folder, **settings)
+        runner, processor = open_parts(resolve(model), robot=robot, **settings)
     noise_shape = (runner.limits.horizon, runner.limits.action_dim)
     warm_up: Callable[[], object] | None = getattr(runner, "warm_up", None)
     if mode == "isolated":

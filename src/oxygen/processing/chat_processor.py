@@ -127,6 +127,14 @@ class ChatProcessor:
         ids, start = self._text_ids(text, inputs.words, inputs.image_ids)
         return _on_core(ids, inputs.contexts[0].token_ids, max(start, inputs.open_from))
 
+    def tail_len(self, observation: Observation | None, text: TextTask) -> int:
+        """Tokens that a text's own prompt takes of its row at most: all behind the pictures. Without an observation its
+        instruction counts as nothing.
+        """
+        words = {"prompt": "", "state": ""} if observation is None else self._words(observation)[1]
+        ids, start = self._text_ids(text, words, self._image_ids)
+        return len(ids) - start
+
     def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
         """[H, action_dim] float32 normalised, of an expert -> [H, robot action_dim] float64 in robot units."""
         output = self._output(expert)

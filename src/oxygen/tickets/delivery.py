@@ -80,6 +80,14 @@ class Delivery:
             self.pieces.append((text.request.session, text.task.kind, frame_id, piece))
 
 
+def by_expert(items: Sequence[ActItem]) -> list[list[ActItem]]:
+    """One batch per expert, in the order in which frames name them, so that each can be delivered when it is ready."""
+    batches: dict[str, list[ActItem]] = {}
+    for item in items:
+        batches.setdefault(item.expert, []).append(item)
+    return list(batches.values())
+
+
 def result_of(text: Text, now: float) -> TextResult:
     """A text that ended, with the age of what it describes (a question that never met a frame has frame id -1)."""
     frame = text.frame or text.request

@@ -78,6 +78,17 @@ def open_runner(
     )
 
 
+def open_parts(folder: str | Path, *, robot: str | None = None, **device: Any) -> tuple[TorchRunner, Any]:
+    """Runner and processor of one checkpoint folder, made for each other. device: as `open_runner` takes it.
+
+    Raises CheckpointError.
+    """
+    opened = read_folder(folder, robot=robot, overrides=device.pop("spec", None))
+    processor = opened.processor()
+    runner = open_runner(opened, eos_ids=processor.tokenizer.eos_ids, forbidden_ids=processor.forbidden_ids, **device)
+    return runner, processor
+
+
 def _open_model(source: Any, device: torch.device, dtype: torch.dtype, seed: int, changes: dict[str, Any]) -> Any:
     if isinstance(source, torch.nn.Module):
         return source
