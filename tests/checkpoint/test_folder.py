@@ -81,7 +81,7 @@ def test_single_file_and_index_together(tmp_path: Path) -> None:
     refused(folder, "holds both")
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1, "a": 2}'])
+@pytest.mark.parametrize("text", ["{", "[]", '{"a": 1, "a": 2}', '{"a":' + "[" * 100_000])
 def test_config_that_is_no_json_object(tmp_path: Path, text: str) -> None:
     folder = copy_of(OPENPI, tmp_path / "x")
     (folder / "config.json").write_text(text)

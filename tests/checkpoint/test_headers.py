@@ -62,6 +62,7 @@ A = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
     ("header", "message"),
     [
         (b"{nope", "not JSON"),
+        (b"[" * 100_000, "not JSON"),
         ([1], "not a map of tensors"),
         ({"a": {"dtype": "F32", "shape": [2]}}, "entry of a is malformed"),
         ({"a": A | {"shape": [-2]}}, "entry of a is malformed"),

@@ -134,7 +134,7 @@ def _declared(folder: Path, config: Mapping[str, Any], format: str, family: str)
             raise CheckpointError(
                 f"{sidecar}: a folder of the oxygen format says everything in {CONFIG_FILE}; remove it"
             )
-        return {key: config[key] for key in SIDECAR_KEYS & config.keys()}
+        return _typed({key: config[key] for key in SIDECAR_KEYS & config.keys()}, folder / CONFIG_FILE)
     if format == LEROBOT and config["type"] != family:
         raise CheckpointError(
             f"{folder / CONFIG_FILE}: wrong family: declares type {config['type']!r}, the tensors are {family}"
@@ -142,6 +142,13 @@ def _declared(folder: Path, config: Mapping[str, Any], format: str, family: str)
     declared = read_json(sidecar) if sidecar.is_file() else {}
     if unknown := sorted(declared.keys() - SIDECAR_KEYS):
         raise CheckpointError(f"{sidecar}: unknown {', '.join(unknown)}; known: {', '.join(sorted(SIDECAR_KEYS))}")
+    return _typed(declared, sidecar)
+
+
+def _typed(declared: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
+    for key in ("spec", "processor"):
+        if not isinstance(declared.get(key) or {}, Mapping):
+            raise CheckpointError(f"{path}: {key}: expected a map, got {declared[key]!r:.80}")
     return declared
 
 

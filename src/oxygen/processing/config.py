@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from oxygen.core.errors import CheckpointError
 from oxygen.processing.normalize import NEEDED, Dialect, Mode
 from oxygen.processing.robots.robot import SLOTS
+
+
+def _is_listed(value: Any, kind: type) -> bool:
+    return isinstance(value, tuple | list) and all(isinstance(item, kind) for item in value)
+
+
+_COUNTS = (
+    "image_size",
+    "tokens_per_image",
+    "action_dim",
+    "horizon",
+    "max_token_len",
+    "max_tail_len",
+    "max_prompt_chars",
+)
+_KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "robot": (lambda v: isinstance(v, str | Mapping), "a name or a map"),
+    "templates": (lambda v: isinstance(v, str | Mapping), "a name or a map"),
+    "slots": (lambda v: _is_listed(v, str), "a list of names"),
+    "forbidden": (lambda v: _is_listed(v, str), "a list of names"),
+    "required_cameras": (lambda v: v is None or _is_listed(v, str), "a list of names"),
+    "delta_mask": (lambda v: v is None or _is_listed(v, bool), "a list of true and false"),
+    "default_prompt": (lambda v: v is None or isinstance(v, str), "text"),
+    "asset_id": (lambda v: v is None or isinstance(v, str), "a name"),
+    "text_trained": (lambda v: v is None or isinstance(v, bool), "true or false"),
+    "vocab_size": (lambda v: v is None or (type(v) is int and v >= 1), "an integer of at least 1"),
+}
+"""What a config.json may hold, by setting; the numbers and modes are checked after."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +75,11 @@ class ProcessorConfig:
     asset_id: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("image_size", "tokens_per_image", "action_dim", "horizon", "max_token_len", "max_tail_len"):
+        for name, (is_kind, expected) in _KINDS.items():
+            value = getattr(self, name)
+            if not is_kind(value):
+                raise CheckpointError(f"processor: {name} is {value!r:.80}, expected {expected}")
+        for name in _COUNTS:
             value = getattr(self, name)
             if type(value) is not int or value < 1:
                 raise CheckpointError(f"processor: {name} is {value!r}, expected an integer of at least 1")

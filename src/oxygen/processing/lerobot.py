@@ -97,13 +97,18 @@ def _steps(path: Path) -> Iterator[dict[str, Any]]:
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     steps = content.get("steps") if isinstance(content, dict) else None
-    if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-        raise CheckpointError(f"{path}: expected a list of steps")
+    if not isinstance(steps, list) or not all(
+        isinstance(step, dict) and isinstance(step.get("config") or {}, dict) for step in steps
+    ):
+        raise CheckpointError(f"{path}: expected a list of steps, each a map whose config is a map")
     return iter(steps)
 
 
 def _take_modes(modes: dict[str, Mode], step: Mapping[str, Any], path: Path) -> None:
-    for feature, written in (step.get("config") or {}).get("norm_map", {}).items():
+    norm_map = (step.get("config") or {}).get("norm_map") or {}
+    if not isinstance(norm_map, dict):
+        raise CheckpointError(f"{path}: norm_map: expected a map, got {norm_map!r:.80}")
+    for feature, written in norm_map.items():
         if feature not in ("STATE", "ACTION"):
             if written != "IDENTITY":
                 raise CheckpointError(f"{path}: {feature} is normalised by {written}; only IDENTITY is known for it")

@@ -52,8 +52,13 @@ class Pi05Folder:
     def statistics(self) -> Statistics:
         """The set in use: asked for, declared, the robot's own, or the only one; otherwise CheckpointError."""
         present = [found.asset_id for found in self.checkpoint.statistics]
-        declared = (self.checkpoint.declared.get("processor") or {}).get("asset_id")
-        return self.checkpoint.statistics_for(self.asset_id or declared or self.chosen.asset_id(present))
+        return self.checkpoint.statistics_for(self.named_asset or self.chosen.asset_id(present))
+
+    @property
+    def named_asset(self) -> str | None:
+        """The statistics that were asked for or that the folder declares, there or not."""
+        declared = self.checkpoint.declared
+        return self.asset_id or (declared.get("processor") or {}).get("asset_id") or declared.get("asset_id")
 
     def processor(self, tokenizer: str | Path | None = None) -> Processor:
         """The processor, complete. tokenizer: a file that takes the place of the folder's own."""

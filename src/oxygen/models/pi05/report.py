@@ -196,7 +196,7 @@ def _processing(opened: Pi05Folder, warnings: list[str], problems: list[str]) ->
                 "chosen": _statistics(statistics),
             }
     except CheckpointError as error:
-        (problems if opened.asset_id else warnings).append(str(error))
+        (problems if opened.named_asset else warnings).append(str(error))
     try:
         config = opened.processor_config
     except CheckpointError as error:

@@ -53,10 +53,7 @@ def derive_sizes(
     Raises CheckpointError where tensors and what was told contradict each other, and where something is told nowhere.
     """
     where = str(checkpoint.folder)
-    declared = checkpoint.declared.get("spec") or {}
-    if not isinstance(declared, Mapping):
-        raise CheckpointError(f"{where}: spec: expected a map of sizes, got {declared!r:.80}")
-    told = _merged(declared, overrides or {})
+    told = _merged(checkpoint.declared.get("spec") or {}, overrides or {})
     if checkpoint.format == OXYGEN:
         return Sizes(Pi05Spec.from_dict(told))
     if checkpoint.tree_folder is None:
@@ -210,6 +207,8 @@ def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """What no tensor shows and config.json may say, in openpi's and in LeRobot's words."""
     config = checkpoint.config
     features = config.get("input_features") or {}
+    if not isinstance(features, Mapping):
+        raise CheckpointError(f"{checkpoint.folder}: input_features: expected a map, got {features!r:.80}")
     num_cameras = sum(isinstance(f, Mapping) and f.get("type") == "VISUAL" for f in features.values())
     pipeline_len = checkpoint.pipeline.max_token_len if checkpoint.pipeline else None
     data: dict[str, Any] = {

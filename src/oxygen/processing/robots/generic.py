@@ -30,7 +30,7 @@ def generic(
     `observation.images.NAME`; the state from `state`, `observation/state` or `observation.state`; the prompt from
     `prompt` or `task`.
     """
-    if not cameras or state_dim < 0 or action_dim < 1:
+    if not isinstance(cameras, Mapping) or not cameras or state_dim < 0 or action_dim < 1:
         raise InvalidInput(
             "robot", "cameras, a state_dim of at least 0, an action_dim of at least 1", f"{state_dim=} {action_dim=}"
         )
