@@ -87,3 +87,22 @@ def test_storage_and_weights_beyond_the_memory_are_refused(monkeypatch):
     monkeypatch.setattr("oxygen.runtime.torch.open.psutil.virtual_memory", Little)
     with pytest.raises(Refused, match="weights of pi05 need"):
         open_runner("pi05", dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(("max_contexts", v) for v in (0, 1.5, "4", True)),
+        *(("tail_len", v) for v in (0, None)),
+        *(("context_len", v) for v in (0, -5, "a")),
+        *(("threads", v) for v in (0, -1, "a")),
+        *(("device", v) for v in ("nowhere", None, [])),
+        *(("dtype", v) for v in ("float16", None, [])),
+        ("graphs", "x"),
+    ],
+    ids=repr,
+)
+def test_sizes_and_devices_are_refused_by_name(field, value):
+    with pytest.raises(InvalidInput) as caught:
+        open_runner("pi05-tiny", **{field: value})
+    assert caught.value.field == field
