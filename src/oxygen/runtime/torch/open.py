@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,9 @@ import psutil
 import torch
 
 from oxygen.checkpoint.shipped import SHIPPED, resolve
-from oxygen.core.errors import InvalidInput, Refused
+from oxygen.core.errors import InvalidInput, Refused, check_number
 from oxygen.runtime.torch.families import FAMILIES, PRESETS, family_of_preset, load, read_folder
+from oxygen.runtime.torch.graphs import MODES
 from oxygen.runtime.torch.runner import TorchRunner, store_shape
 
 log = logging.getLogger(__name__)
@@ -52,15 +54,18 @@ def open_runner(
     the folder shows. A model made elsewhere brings its device and dtype and is prepared for inference here. Raises
     CheckpointError, InvalidInput, or Refused("memory") when weights and storage cannot fit.
     """
-    if dtype not in DTYPES:
+    if dtype not in tuple(DTYPES):
         raise InvalidInput("dtype", " or ".join(DTYPES), repr(dtype))
     limits = {"max_contexts": max_contexts, "max_texts": max_texts, "tail_len": tail_len}
-    for name, value in limits.items():
-        if value < 1:
-            raise InvalidInput(name, "an integer of at least 1", repr(value))
+    optional = {"context_len": context_len, "threads": threads}
+    for name, value in (limits | {name: told for name, told in optional.items() if told is not None}).items():
+        check_number(name, value, "an integer of at least 1", 1, kind=Integral)
+    if graphs not in ("auto", *MODES):
+        raise InvalidInput("graphs", f"auto or one of {', '.join(MODES)}", repr(graphs))
+    chosen = _device(device)
     if threads is not None:
         torch.set_num_threads(threads)
-    model = _open_model(source, torch.device(device), DTYPES[dtype], seed, spec or {})
+    model = _open_model(source, chosen, DTYPES[dtype], seed, spec or {})
     context_len = context_len or model.spec.max_context_len
     shape = store_shape(model.spec, max_contexts, max_texts, context_len, tail_len)
     _refuse_if_too_large(shape.total_bytes(model.dtype) + WORKING_BYTES, model.device, "context and tail storage")
@@ -76,6 +81,17 @@ def open_runner(
         graphs=("cuda" if on_gpu else "off") if graphs == "auto" else graphs,
         lookahead=on_gpu if lookahead is None else lookahead,
     )
+
+
+def _device(name: str) -> torch.device:
+    """The device of this name, if the machine has it."""
+    try:
+        device = torch.device(name)
+        if device.type not in ("cpu", "cuda") or (device.type == "cuda" and not torch.cuda.is_available()):
+            raise RuntimeError("not on this machine")
+    except (TypeError, RuntimeError) as error:
+        raise InvalidInput("device", "cpu, or cuda where there is one", f"{name!r:.80}") from error
+    return device
 
 
 def open_parts(folder: str | Path, *, robot: str | None = None, **device: Any) -> tuple[TorchRunner, Any]:
