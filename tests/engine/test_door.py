@@ -12,7 +12,7 @@ import pytest
 from fakes import FakeProcessor, FakeRunner, fake_limits, frame
 
 from oxygen.core.config import EngineConfig
-from oxygen.core.errors import InvalidInput, Refused
+from oxygen.core.errors import DeviceFault, InvalidInput, Refused
 from oxygen.core.tasks import ActionTask, Sampling, TextTask
 from oxygen.engine.engine import Engine
 
@@ -31,9 +31,21 @@ CONSTRUCTED = [
     *(("priority", lambda v: TextTask("narration", priority=v), v) for v in NOT_WHOLE),
     *(("deadline_s", lambda v: TextTask("narration", deadline_s=v), v) for v in [0, -1, *NO_NUMBER] if v is not None),
     *(("stop", lambda v: TextTask("narration", stop=v), v) for v in ["ab", None, 5, (1,), (b"a",), ("",)]),
-    *(("max_batch", lambda v: EngineConfig(max_batch=v), v) for v in [0, *NOT_WHOLE]),
-    *(("keep_context_s", lambda v: EngineConfig(keep_context_s=v), v) for v in [-1, *NO_NUMBER]),
-    *(("session_timeout_s", lambda v: EngineConfig(session_timeout_s=v), v) for v in [-1, *NO_NUMBER]),
+    *(
+        (name, lambda v, name=name: EngineConfig(**{name: v}), v)
+        for names, odd in (
+            (("max_batch", "max_waiting_texts", "max_paused_steps"), [-1, 2**40, *NOT_WHOLE]),
+            (
+                ("keep_context_s", "max_wait_s", "text_slice_s", "quiet_s", "session_timeout_s"),
+                [-1, True, 10**400, math.inf, np.zeros(2), *NO_NUMBER],
+            ),
+            (("debug",), [None, 1, "yes"]),
+            (("superseded_kinds",), ["narration", b"x", None, 5, [1], {"narration": 1}]),
+        )
+        for name in names
+        for v in odd
+    ),
+    ("max_batch", lambda v: EngineConfig(max_batch=v), 0),
     *(("budget", lambda v: EngineConfig(budget=v), v) for v in ["fixed:" + "9" * 400, None, 5, b"idle", "rate:nan"]),
 ]
 
@@ -143,6 +155,57 @@ def test_far_appointments_do_not_end_the_thread(settings):
     assert (engine.status, engine.fault) == ("ready", None)
     assert engine.submit(frame("a")).actions(20)
     engine.close()
+
+
+@pytest.mark.parametrize("config", [5, "idle", {}, Engine], ids=repr)
+def test_what_is_no_config_is_refused_before_anything_is_read(config):
+    for attempt in (
+        lambda: Engine(FakeRunner(), FakeProcessor(), config),
+        lambda: Engine.from_pretrained(5, config=config),
+    ):
+        with pytest.raises(InvalidInput, match="config"):
+            attempt()
+
+
+@pytest.mark.parametrize("drain_s", [-1, None, "1", math.inf, math.nan], ids=repr)
+def test_a_drain_has_an_end(make, drain_s):
+    with pytest.raises(InvalidInput, match="drain_s"):
+        make().close(drain_s)
+
+
+class Stubborn(FakeRunner):
+    """Counts how often it is closed, and cannot be."""
+
+    num_closed = 0
+
+    def close(self):
+        self.num_closed += 1
+        raise OSError("the driver hangs")
+
+
+def broken(*_):
+    raise OSError("the bus is gone")
+
+
+@pytest.mark.parametrize("is_threaded", [False, True])
+@pytest.mark.parametrize("when", ["idle", "at work", "draining", "warming"])
+def test_the_runner_is_closed_once_whatever_breaks(when, is_threaded):
+    runner = Stubborn(fake_limits(), eos_one_in=0)
+    engine = Engine(runner, FakeProcessor(), warm_up=broken if when == "warming" else None)
+    ticket = None if when == "warming" else engine.submit(frame(), texts=SAY)
+    if when in ("at work", "draining"):
+        runner.on_call = broken
+    if is_threaded:
+        engine.start()
+    elif when == "at work":
+        with pytest.raises(DeviceFault, match="the bus"):
+            engine.step()
+    for drain_s in (5.0 if when == "draining" else 0.0, 0.0):
+        engine.close(drain_s)
+    assert runner.num_closed == 1 and engine.status == "failed"
+    assert ticket is None or ticket.is_done
+    if not is_threaded or when in ("draining", "warming"):  # else the close may come before the step
+        assert ("the driver" if when == "idle" else "the bus") in str(engine.fault)
 
 
 def test_refusals_by_a_closed_engine_do_not_pile_up(make):

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from numbers import Integral
+from numbers import Integral, Real
 
 from oxygen.core.errors import InvalidInput, check_number
 
-_BUDGETS = "fixed:K (K >= 1 rounds a frame), rate:F (F > 0 frames per second to hold) or idle"
+_NUMBERS = {"int": ("an integer", 2**31 - 1, Integral), "float": ("seconds", 1e18, Real)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,13 +25,12 @@ class Budget:
         kind, colon, number = (written if isinstance(written, str) else "").strip().partition(":")
         if kind == "idle" and not colon:
             return cls("idle")
-        try:
+        with suppress(ValueError, OverflowError):
             value = float(int(number)) if kind == "fixed" else float(number)
-        except (ValueError, OverflowError):
-            raise InvalidInput("budget", _BUDGETS, repr(written)[:80]) from None
-        if (kind == "fixed" and value >= 1) or (kind == "rate" and 0 < value < math.inf):
-            return cls(kind, value)
-        raise InvalidInput("budget", _BUDGETS, repr(written)[:80])
+            if (kind == "fixed" and value >= 1) or (kind == "rate" and 0 < value < math.inf):
+                return cls(kind, value)
+        forms = "fixed:K (K >= 1 rounds a frame), rate:F (F > 0 frames per second to hold) or idle"
+        raise InvalidInput("budget", forms, repr(written)[:80])
 
     def __str__(self) -> str:
         return self.kind if self.kind == "idle" else f"{self.kind}:{self.value:g}"
@@ -41,8 +41,7 @@ class EngineConfig:
     """Settings of an engine. Times are seconds.
 
     budget: text per step, see Budget. max_batch: frames prefilled and acted upon in one step.
-    max_waiting_texts: texts that may wait for a tail row; more are refused. max_session_texts: texts of one session,
-        live or waiting, None for no bound.
+    max_waiting_texts: texts that may wait for a tail row; more are refused.
     keep_context_s: how long a session's latest context is held for late questions (0: not at all).
     max_wait_s: how long a question waits for the next frame when no held context suits it.
     superseded_kinds: text kinds whose newer text ends the older one of the same session.
@@ -55,7 +54,6 @@ class EngineConfig:
     budget: str = "idle"
     max_batch: int = 8
     max_waiting_texts: int = 64
-    max_session_texts: int | None = None
     keep_context_s: float = 5.0
     max_wait_s: float = 5.0
     superseded_kinds: frozenset[str] = frozenset()
@@ -67,7 +65,14 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         Budget.parse(self.budget)
-        check_number("max_batch", self.max_batch, "an integer of at least 1", 1, kind=Integral)
         for field in fields(self):
-            if str(field.type).startswith(("int", "float")) and (value := getattr(self, field.name)) != field.default:
-                check_number(field.name, value, "a number of at least 0", 0)
+            if str(field.type) in _NUMBERS:
+                (what, most, kind), least = _NUMBERS[str(field.type)], int(field.name == "max_batch")
+                check_number(
+                    field.name, getattr(self, field.name), f"{what} from {least} to {most:g}", least, most, kind
+                )
+        kinds = self.superseded_kinds
+        if not isinstance(kinds, set | frozenset | tuple | list) or not all(isinstance(kind, str) for kind in kinds):
+            raise InvalidInput("superseded_kinds", "a set of text kinds", repr(kinds)[:80])
+        if not isinstance(self.debug, bool):
+            raise InvalidInput("debug", "true or false", repr(self.debug)[:80])

@@ -13,14 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from oxygen.core.config import EngineConfig
-from oxygen.core.errors import DeviceFault, Ended, OxygenError, Refused
+from oxygen.core.errors import DeviceFault, Ended, OxygenError, Refused, check_number
 from oxygen.core.plan import Runner
 from oxygen.core.tasks import ActionTask, Observation, TextTask
 from oxygen.engine.verbs import Verbs
 from oxygen.processing.interface import Processor
 from oxygen.scheduler.scheduler import Scheduler
 from oxygen.scheduler.state import Outcome, Request
-from oxygen.tickets.checks import check_question, check_session
+from oxygen.tickets.checks import check_config, check_question, check_session
 from oxygen.tickets.delivery import Delivery, by_expert
 from oxygen.tickets.intake import Intake
 from oxygen.tickets.record import EngineStats, Laps, StepRecord
@@ -49,7 +49,7 @@ class Engine:
         clock: Callable[[], float] = time.monotonic,
         warm_up: Callable[[], object] | None = None,
     ) -> None:
-        self.runner, self.processor, self.config = runner, processor, config or EngineConfig()
+        self.runner, self.processor, self.config = runner, processor, check_config(config)
         self.status = "warming" if warm_up else "ready"
         self.fault: DeviceFault | None = None
         self._clock, self._warm_up = clock, warm_up
@@ -62,6 +62,7 @@ class Engine:
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
         self._drain_until = inf
+        self._is_let_go = threading.Lock()  # taken for ever by whoever closes the runner
 
     @classmethod
     def from_pretrained(
@@ -70,6 +71,7 @@ class Engine:
         """Open a checkpoint folder and start an engine on it. device: `device`, `dtype`, sizes: see `open_runner`."""
         from oxygen.runtime.torch.open import open_parts
 
+        config = check_config(config)  # before anything is read
         runner, processor = open_parts(folder, robot=robot, **device)
         engine = cls(runner, processor, config, warm_up=runner.warm_up)
         engine.start()
@@ -141,14 +143,17 @@ class Engine:
         self._thread.start()
 
     def close(self, drain_s: float = 0.0) -> None:
-        """Take nothing new, work on for at most `drain_s`, end what is left as `closed`, and let the device go."""
+        """Take nothing new, work on for at most `drain_s`, end what is left as `closed`, and close the runner, once."""
+        check_number("drain_s", drain_s, "seconds from 0 to 1e9", 0, 1e9)
         self._scheduler.shut(Refused("closed", "the engine is closed"))
         self._drain_until = self._clock() + drain_s
         self._wake.set()
-        if self._thread is None:
-            self._run()
-        elif self._thread is not threading.current_thread():
+        if self._thread is threading.current_thread():
+            return
+        if self._thread is not None:
             self._thread.join()
+        while not self._is_let_go.locked():  # there is no thread, or it died of a fault
+            self._run()
 
     def _run(self) -> None:
         """Step while there is something to do, until closed or broken."""
@@ -163,11 +168,12 @@ class Engine:
                 if is_draining and (delay > 0 or now >= self._drain_until):
                     self.status = "closed"
                     self._end_all("closed", None)
-                    self.runner.close()
                 elif delay > 0:
                     self._wake.wait(None if delay == inf else min(delay, LONGEST_WAIT_S))
                 else:
                     self.step()
+            if self._drain_until < inf and self._is_let_go.acquire(blocking=False):
+                self.runner.close()
         except BaseException as error:
             self._fail(error)
             if not isinstance(error, Exception):

@@ -7,11 +7,19 @@ from math import inf
 from numbers import Integral
 from typing import TypeVar
 
+from oxygen.core.config import EngineConfig
 from oxygen.core.errors import InvalidInput, check_number
 from oxygen.core.tasks import ActionTask, Observation, Sampling, TextTask
 
 Task = TypeVar("Task", ActionTask, TextTask)
 MAX_TIME_S = 1e18
+
+
+def check_config(config: EngineConfig | None) -> EngineConfig:
+    """The settings, or those of an engine that nobody told any. Raises InvalidInput."""
+    checked = EngineConfig() if config is None else config
+    _check_type("config", checked, EngineConfig)
+    return checked
 
 
 def check_observation(observation: Observation) -> None:
