@@ -68,9 +68,8 @@ class EngineConfig:
         for field in fields(self):
             if str(field.type) in _NUMBERS:
                 (what, most, kind), least = _NUMBERS[str(field.type)], int(field.name == "max_batch")
-                check_number(
-                    field.name, getattr(self, field.name), f"{what} from {least} to {most:g}", least, most, kind
-                )
+                expected = f"{what} from {least} to {most:g}"
+                check_number(field.name, getattr(self, field.name), expected, least, most, kind)
         kinds = self.superseded_kinds
         if not isinstance(kinds, set | frozenset | tuple | list) or not all(isinstance(kind, str) for kind in kinds):
             raise InvalidInput("superseded_kinds", "a set of text kinds", repr(kinds)[:80])

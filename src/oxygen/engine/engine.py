@@ -61,8 +61,7 @@ class Engine:
         self._step_started_at: float | None = None
         self._thread: threading.Thread | None = None
         self._wake = threading.Event()
-        self._drain_until = inf
-        self._is_let_go = threading.Lock()  # taken for ever by whoever closes the runner
+        self._drain_until, self._is_let_go = inf, threading.Lock()  # taken for ever by whoever closes the runner
 
     @classmethod
     def from_pretrained(
