@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 from copy import deepcopy
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,7 +14,11 @@ import torch
 from runtime.harness import act_item, fill, frame, model_of, noise_of
 from runtime.reference import make_inputs
 
-from oxygen.core.errors import CheckpointError, InvalidInput, Refused
+from oxygen import Engine
+from oxygen.checkpoint import open_folder
+from oxygen.checkpoint.shipped import resolve
+from oxygen.cli.main import main
+from oxygen.core.errors import CheckpointError, InvalidInput, OxygenError, Refused
 from oxygen.models.pi05.spec import PRESETS
 from oxygen.models.pi05.torch.weights import save_pi05
 from oxygen.runtime.torch.open import open_runner
@@ -95,7 +102,13 @@ def test_storage_and_weights_beyond_the_memory_are_refused(monkeypatch):
         *(("max_contexts", v) for v in (0, 1.5, "4", True)),
         *(("tail_len", v) for v in (0, None)),
         *(("context_len", v) for v in (0, -5, "a")),
-        *(("threads", v) for v in (0, -1, "a")),
+        *(("threads", v) for v in (0, -1, "a", 10**9)),
+        *(("seed", v) for v in (-1, 2**70, "x", 1.5)),
+        *(("lookahead", v) for v in (5, "x")),
+        *(("poison_freed", v) for v in (None, "x")),
+        *(("eos_ids", v) for v in (5, "x", [-1], [10**9], [None])),
+        *(("forbidden_ids", v) for v in (5, "x", np.zeros(3, bool), np.zeros(1024))),
+        *(("spec", v) for v in (5, "x", [1], {5: 1}, {"vision": 5}, {"horizon": "x"}, {"nope": 1})),
         *(("device", v) for v in ("nowhere", None, [])),
         *(("dtype", v) for v in ("float16", None, [])),
         ("graphs", "x"),
@@ -106,3 +119,51 @@ def test_sizes_and_devices_are_refused_by_name(field, value):
     with pytest.raises(InvalidInput) as caught:
         open_runner("pi05-tiny", **{field: value})
     assert caught.value.field == field
+
+
+NO_FOLDERS = [None, 5, b"oxygen-tiny", "", "x" * 5000, "a\0b", [], {}, 1.5, True, object(), "nowhere", "nowhere/at all"]
+
+
+def odd_folders(folder):
+    """Folders that are none, or cannot be used: a file, below a file, an empty one, one without config, a loop."""
+    (folder / "file").write_text("x")
+    (folder / "empty").mkdir()
+    (folder / "loop").symlink_to(folder / "loop")
+    shutil.copytree(resolve("oxygen-tiny"), folder / "bare")
+    (folder / "bare" / "config.json").unlink()
+    return [folder / name for name in ("file", "file/x", "empty", "loop", "bare")]
+
+
+def test_what_is_no_folder_is_refused(tmp_path):
+    for odd in [*NO_FOLDERS, *odd_folders(tmp_path)]:
+        for open_it in (open_runner, Engine.from_pretrained):
+            with pytest.raises(OxygenError) as caught:
+                open_it(odd)
+            assert len(str(caught.value)) < 400
+    for sizes in (5, "x", [1], {5: 1}, {"vision": 5}):
+        with pytest.raises(OxygenError, match=r"spec|configuration"):
+            Engine.from_pretrained("oxygen-tiny", spec=sizes)
+    for robot in (5, [], "", {}):
+        with pytest.raises(OxygenError, match="robot"):
+            Engine.from_pretrained("oxygen-tiny", robot=robot)
+
+
+@pytest.mark.parametrize("command", ["inspect", "serve", "bench frame --model", "eval --model"])
+def test_commands_say_it_in_one_line(tmp_path, capsys, monkeypatch, command):
+    monkeypatch.setattr(logging.root, "handlers", [])  # `serve` sets up its own
+    for odd in ["", "x" * 5000, "nowhere", *map(str, odd_folders(tmp_path))]:
+        assert main([*command.split(), odd]) == 1
+        errors = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+        assert len(errors) == 1 and errors[0].startswith(f"oxygen {command.split()[0]}: error: ")
+
+
+def test_a_folder_that_may_not_be_read(tmp_path, monkeypatch):
+    def forbidden(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", forbidden)
+    with pytest.raises(CheckpointError, match=r"cannot be read: .*Permission denied"):
+        open_folder(tmp_path)
+    monkeypatch.setattr(Path, "stat", forbidden)
+    with pytest.raises(CheckpointError, match=r"cannot be looked up: .*Permission denied"):
+        open_folder(tmp_path)

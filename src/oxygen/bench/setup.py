@@ -4,10 +4,10 @@ have it."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 from oxygen.bench.shapes import SHAPES, Frames, Shape
+from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.core.errors import InvalidInput
 from oxygen.core.plan import Runner
 from oxygen.models.pi05.spec import PRESETS, Pi05Spec
@@ -15,8 +15,8 @@ from oxygen.models.pi05.spec import PRESETS, Pi05Spec
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """model: preset (random weights) or checkpoint folder. robot: a name of SHAPES. threads: of a CPU, None for torch's
-    choice."""
+    """model: preset (random weights), shipped name or checkpoint folder. robot: a name of SHAPES. threads: of a CPU,
+    None for torch's choice."""
 
     model: str = "pi05-tiny"
     device: str = "cpu"
@@ -28,8 +28,9 @@ class Setup:
     def __post_init__(self) -> None:
         if self.robot not in SHAPES:
             raise InvalidInput("robot", f"one of {', '.join(SHAPES)}", repr(self.robot))
-        if self.model not in PRESETS and not Path(self.model).exists():
-            raise InvalidInput("model", f"one of {', '.join(PRESETS)} or a checkpoint folder", repr(self.model))
+        if self.model not in PRESETS and not resolve(self.model).exists():
+            known = ", ".join((*PRESETS, *SHIPPED))
+            raise InvalidInput("model", f"one of {known} or a checkpoint folder", f"{self.model!r:.80}")
 
     @property
     def is_preset(self) -> bool:

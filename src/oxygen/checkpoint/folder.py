@@ -71,6 +71,13 @@ def open_folder(path: str | Path) -> Checkpoint:
     Raises CheckpointError, with the file and the names concerned, for anything broken.
     """
     folder = resolve(path)
+    try:
+        return _opened(folder)
+    except OSError as error:
+        raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+
+
+def _opened(folder: Path) -> Checkpoint:
     if not folder.is_dir():
         absent = f"does not exist; shipped names: {', '.join(SHIPPED)}"
         raise CheckpointError(f"{folder}: {'is a file; give the folder it lies in' if folder.exists() else absent}")

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from oxygen.checkpoint.shipped import resolve
 from oxygen.core.config import EngineConfig
 from oxygen.core.errors import OxygenError
 from oxygen.core.plan import Runner
@@ -59,7 +58,7 @@ def open_door(
     if str(model) in PRESETS and not Path(model).exists():
         runner, processor = random_parts(str(model), robot or "libero", **settings)
     else:
-        runner, processor = open_parts(resolve(model), robot=robot, **settings)
+        runner, processor = open_parts(model, robot=robot, **settings)
     noise_shape = (runner.limits.horizon, runner.limits.action_dim)
     warm_up: Callable[[], object] | None = getattr(runner, "warm_up", None)
     if mode == "isolated":

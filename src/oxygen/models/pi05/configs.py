@@ -60,12 +60,12 @@ def choose_robot(named: str | None, declared: str | None, asset_ids: Sequence[st
     for name, source in ((named, "named by the caller"), (declared, "declared by the folder")):
         if name is None:
             continue
-        if name in CONFIGS:
+        if isinstance(name, str) and name in CONFIGS:
             return Chosen(CONFIGS[name].robot, f"{source}: openpi's configuration {name}", CONFIGS[name])
-        if name in PRESETS:
+        if isinstance(name, str) and name in PRESETS:
             return Chosen(name, source)
         raise CheckpointError(
-            f"{where}: robot {name!r} ({source}) is unknown; robots: {', '.join(PRESETS)}; "
+            f"{where}: robot {name!r:.80} ({source}) is unknown; robots: {', '.join(PRESETS)}; "
             f"openpi's configurations: {', '.join(CONFIGS)}"
         )
     by_asset = {asset: sorted({c.robot for c in CONFIGS.values() if c.asset_id == asset}) for asset in asset_ids}

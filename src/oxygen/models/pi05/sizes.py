@@ -52,7 +52,7 @@ def derive_sizes(
 
     Raises CheckpointError where tensors and what was told contradict each other, and where something is told nowhere.
     """
-    where = str(checkpoint.folder)
+    where = str(checkpoint.folder) + ("" if checkpoint.config else " (which has no config.json)")
     told = _merged(checkpoint.declared.get("spec") or {}, overrides or {})
     if checkpoint.format == OXYGEN:
         return Sizes(Pi05Spec.from_dict(told))

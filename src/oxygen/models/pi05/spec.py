@@ -161,9 +161,9 @@ _T = TypeVar("_T")
 
 def _build(cls: type[_T], data: Any, path: str) -> _T:
     if not isinstance(data, Mapping):
-        raise CheckpointError(f"π0.5 configuration: {path or 'the configuration'} must be a mapping, got {data!r}")
+        raise CheckpointError(f"π0.5 configuration: {path.rstrip('.') or 'all of it'} must be a map, got {data!r:.80}")
     names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    unknown, missing = sorted(set(data) - names), sorted(names - set(data))
+    unknown, missing = sorted(map(str, set(data) - names)), sorted(names - set(data))
     if unknown or missing:
         parts = [
             f"{word} {', '.join(path + n for n in found)}"
@@ -178,7 +178,7 @@ def _build(cls: type[_T], data: Any, path: str) -> _T:
         if isinstance(kind, type) and is_dataclass(kind):
             value = _build(kind, value, f"{path}{name}.")
         elif type(value) is not kind:
-            raise CheckpointError(f"π0.5 configuration: {path}{name} must be {kind.__name__}, got {value!r}")
+            raise CheckpointError(f"π0.5 configuration: {path}{name} must be {kind.__name__}, got {value!r:.80}")
         values[name] = value
     return cls(**values)
 

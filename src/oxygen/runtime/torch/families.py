@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from oxygen.checkpoint.folder import Checkpoint, open_folder
-from oxygen.checkpoint.shipped import resolve
+from oxygen.core.errors import InvalidInput
 from oxygen.models.pi05.opening import Pi05Folder, read_pi05
 from oxygen.models.pi05.spec import PRESETS as PI05_PRESETS
 from oxygen.models.pi05.torch import build as build_pi05
@@ -53,8 +53,13 @@ def read_folder(
     asset_id: str | None = None,
     overrides: Mapping[str, Any] | None = None,
 ) -> Any:
-    """A checkpoint folder of any family, opened without its weights: `spec`, `where` and `processor()`."""
-    checkpoint = folder if isinstance(folder, Checkpoint) else open_folder(resolve(folder))
+    """A checkpoint folder of any family, opened without its weights: `spec`, `where` and `processor()`.
+
+    Raises CheckpointError or InvalidInput.
+    """
+    if not isinstance(overrides, Mapping | None):
+        raise InvalidInput("spec", "a map of sizes", f"{overrides!r:.80}")
+    checkpoint = folder if isinstance(folder, Checkpoint) else open_folder(folder)
     read = FAMILIES[checkpoint.family].read
     return read(checkpoint, robot=robot, asset_id=asset_id, overrides=overrides)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from numbers import Integral
 from pathlib import Path
 from typing import Any
@@ -54,18 +55,17 @@ def open_runner(
     the folder shows. A model made elsewhere brings its device and dtype and is prepared for inference here. Raises
     CheckpointError, InvalidInput, or Refused("memory") when weights and storage cannot fit.
     """
-    if dtype not in tuple(DTYPES):
-        raise InvalidInput("dtype", " or ".join(DTYPES), repr(dtype))
     limits = {"max_contexts": max_contexts, "max_texts": max_texts, "tail_len": tail_len}
     optional = {"context_len": context_len, "threads": threads}
-    for name, value in (limits | {name: told for name, told in optional.items() if told is not None}).items():
-        check_number(name, value, "an integer of at least 1", 1, kind=Integral)
-    if graphs not in ("auto", *MODES):
-        raise InvalidInput("graphs", f"auto or one of {', '.join(MODES)}", repr(graphs))
+    _check_numbers(limits | {name: told for name, told in optional.items() if told is not None} | {"seed": seed})
+    _check_choices({"dtype": (dtype, tuple(DTYPES)), "graphs": (graphs, ("auto", *MODES))})
+    _check_choices({"lookahead": (lookahead, (None, True, False)), "poison_freed": (poison_freed, (True, False))})
     chosen = _device(device)
     if threads is not None:
         torch.set_num_threads(threads)
     model = _open_model(source, chosen, DTYPES[dtype], seed, spec or {})
+    for token_id in eos_ids if isinstance(eos_ids, Sequence) else (eos_ids, None):
+        check_number("eos_ids", token_id, "a list of token ids", 0, model.spec.vocab_size - 1, Integral)
     context_len = context_len or model.spec.max_context_len
     shape = store_shape(model.spec, max_contexts, max_texts, context_len, tail_len)
     _refuse_if_too_large(shape.total_bytes(model.dtype) + WORKING_BYTES, model.device, "context and tail storage")
@@ -81,6 +81,20 @@ def open_runner(
         graphs=("cuda" if on_gpu else "off") if graphs == "auto" else graphs,
         lookahead=on_gpu if lookahead is None else lookahead,
     )
+
+
+def _check_numbers(told: Mapping[str, Any]) -> None:
+    most = {"seed": 2**63 - 1, "threads": 1024}  # more threads than that end the process
+    for name, value in told.items():
+        least = int(name != "seed")
+        bound = f"from {least} to {most[name]}" if name in most else f"of at least {least}"
+        check_number(name, value, f"an integer {bound}", least, most.get(name, inf), Integral)
+
+
+def _check_choices(told: Mapping[str, tuple[Any, tuple[Any, ...]]]) -> None:
+    for name, (value, known) in told.items():
+        if not isinstance(value, str | bool | None) or value not in known:
+            raise InvalidInput(name, f"one of {', '.join(map(str, known))}", f"{value!r:.80}")
 
 
 def _device(name: str) -> torch.device:
@@ -112,15 +126,18 @@ def _open_model(source: Any, device: torch.device, dtype: torch.dtype, seed: int
     if isinstance(source, opened):
         _refuse_if_too_large(weight_bytes(source.spec, dtype), device, f"weights of {source.where}")
         return load(source, device, dtype)
-    if str(source) in PRESETS and not Path(source).is_dir():
-        preset = replace(PRESETS[str(source)], **changes)
+    folder = resolve(source)
+    if str(source) in PRESETS and not folder.is_dir():
+        try:
+            preset = replace(PRESETS[str(source)], **changes)
+        except TypeError as error:
+            raise InvalidInput("spec", f"sizes that {source} has", f"{changes!r:.80}") from error
         _refuse_if_too_large(weight_bytes(preset, dtype), device, f"weights of {source}")
         log.info("%s: random weights from seed %d", source, seed)
         return family_of_preset(str(source)).build(preset, device, dtype, seed=seed)
-    if not resolve(source).exists():
-        raise InvalidInput(
-            "model", f"a checkpoint folder or one of {', '.join((*SHIPPED, *PRESETS))}", repr(str(source))
-        )
+    if not folder.exists():
+        known = ", ".join((*SHIPPED, *PRESETS))
+        raise InvalidInput("model", f"a checkpoint folder or one of {known}", f"{str(source)!r:.80}")
     return _open_model(read_folder(source, overrides=changes or None), device, dtype, seed, {})
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from oxygen.core.errors import RequestFault
+from oxygen.core.errors import InvalidInput, RequestFault
 from oxygen.core.plan import ActItem, AfterRound, DecodeItem, ExpertLimits, PrefillItem, RunnerLimits
 from oxygen.core.tasks import Sampling
 from oxygen.layers.experts import ExpertShape
@@ -174,7 +174,8 @@ class TorchRunner:
             return None
         forbidden = np.asarray(forbidden_ids)
         if forbidden.shape != (self._model.spec.vocab_size,) or forbidden.dtype != np.bool_:
-            raise ValueError(f"forbidden_ids: expected [{self._model.spec.vocab_size}] bool, got {forbidden.shape}")
+            expected = f"[{self._model.spec.vocab_size}] bool"
+            raise InvalidInput("forbidden_ids", expected, f"{list(forbidden.shape)} {forbidden.dtype}")
         mask = np.where(forbidden, np.float32(-np.inf), np.float32(0))
         return torch.from_numpy(mask).to(self.device)
 
