@@ -8,7 +8,7 @@ checkpoint may say what that format has no place for (sizes that no tensor shows
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +31,20 @@ FORMAT_VERSION = 1
 CONFIG_FILE = "config.json"
 SIDECAR_FILE = "oxygen.json"
 ADAPTER_FILE, ADAPTER_CONFIG = "adapter_model.safetensors", "adapter_config.json"
-SIDECAR_KEYS = frozenset(
-    {"spec", "processor", "robot", "tokenizer", "asset_id", "token_table", "lora_scale", "heads_from"}
-)
+_DECLARED: dict[str, tuple[Callable[[Any], bool], str]] = {
+    "spec": (lambda v: isinstance(v, Mapping), "a map"),
+    "processor": (lambda v: isinstance(v, Mapping), "a map"),
+    "robot": (lambda v: isinstance(v, str), "a name"),
+    "tokenizer": (
+        lambda v: isinstance(v, str) and Path(v).name == v != "" and len(v) < 256,
+        "the name of a file of the folder",
+    ),
+    "asset_id": (lambda v: isinstance(v, str), "a name"),
+    "token_table": (lambda v: isinstance(v, str), "a name"),
+    "lora_scale": (lambda v: type(v) in (int, float) and abs(v) < 1e30, "a number"),
+    "heads_from": (lambda v: isinstance(v, list) and all(isinstance(n, str) and n for n in v), "a list of folders"),
+}
+SIDECAR_KEYS = frozenset(_DECLARED)
 TOKENIZER_FILES = ("tokenizer.model", "paligemma_tokenizer.model", "tokenizer.json")
 """Where no file is declared, the first of these that the folder has is its tokenizer."""
 
@@ -74,7 +85,7 @@ def open_folder(path: str | Path) -> Checkpoint:
     try:
         return _opened(folder)
     except OSError as error:
-        raise CheckpointError(f"{folder}: cannot be read: {error}") from error
+        raise CheckpointError(f"{folder}: cannot be read: {error!s:.300}") from error
 
 
 def _opened(folder: Path) -> Checkpoint:
@@ -114,14 +125,17 @@ def _opened(folder: Path) -> Checkpoint:
 
 def _format(folder: Path, config: Mapping[str, Any], tensors: TensorIndex | None) -> str:
     if config.get("format") == OXYGEN:
-        if config.get("version") != FORMAT_VERSION:
+        version = config.get("version")
+        if type(version) is not int or version != FORMAT_VERSION:
             raise CheckpointError(
-                f"{folder / CONFIG_FILE}: version {config.get('version')!r} of the oxygen format; "
+                f"{folder / CONFIG_FILE}: version {version!r:.80} of the oxygen format; "
                 f"this release reads version {FORMAT_VERSION}"
             )
         return OXYGEN
     if tensors is None:
         return ORBAX
+    if "format" in config and not {"type", "model_type"} & config.keys():
+        raise CheckpointError(f"{folder / CONFIG_FILE}: format: expected {OXYGEN!r}, got {config['format']!r:.80}")
     if any(name.startswith(STARVLA_TRUNK) for name in tensors):
         return STARVLA
     if "model_type" in config:
@@ -135,7 +149,7 @@ def _declared(folder: Path, config: Mapping[str, Any], format: str, family: str)
     if format == OXYGEN:
         if config.get("family") != family:
             raise CheckpointError(
-                f"{folder / CONFIG_FILE}: wrong family: declares {config.get('family')!r}, the tensors are {family}"
+                f"{folder / CONFIG_FILE}: wrong family: declares {config.get('family')!r:.80}, the tensors are {family}"
             )
         if sidecar.is_file():
             raise CheckpointError(
@@ -144,7 +158,7 @@ def _declared(folder: Path, config: Mapping[str, Any], format: str, family: str)
         return _typed({key: config[key] for key in SIDECAR_KEYS & config.keys()}, folder / CONFIG_FILE)
     if format == LEROBOT and config["type"] != family:
         raise CheckpointError(
-            f"{folder / CONFIG_FILE}: wrong family: declares type {config['type']!r}, the tensors are {family}"
+            f"{folder / CONFIG_FILE}: wrong family: declares type {config['type']!r:.80}, the tensors are {family}"
         )
     declared = read_json(sidecar) if sidecar.is_file() else {}
     if unknown := sorted(declared.keys() - SIDECAR_KEYS):
@@ -153,17 +167,18 @@ def _declared(folder: Path, config: Mapping[str, Any], format: str, family: str)
 
 
 def _typed(declared: Mapping[str, Any], path: Path) -> Mapping[str, Any]:
-    for key in ("spec", "processor"):
-        if not isinstance(declared.get(key) or {}, Mapping):
-            raise CheckpointError(f"{path}: {key}: expected a map, got {declared[key]!r:.80}")
+    for key, value in declared.items():
+        is_good, expected = _DECLARED[key]
+        if not is_good(value):
+            raise CheckpointError(f"{path}: {key}: expected {expected}, got {value!r:.80}")
     return declared
 
 
 def _tokenizer(folder: Path, declared: Mapping[str, Any]) -> Path | None:
     if name := declared.get("tokenizer"):
         path = folder / str(name)
-        if path.parent != folder or not path.is_file():
-            raise CheckpointError(f"{folder}: the declared tokenizer {name!r} is not a file of the folder")
+        if not path.is_file():
+            raise CheckpointError(f"{folder}: the declared tokenizer {name!r:.80} is not a file of the folder")
         return path
     return next((folder / name for name in TOKENIZER_FILES if (folder / name).is_file()), None)
 

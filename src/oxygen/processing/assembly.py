@@ -25,12 +25,15 @@ def robot_of(config: ProcessorConfig) -> Robot:
     if config.required_cameras is not None:
         wanted = set(config.required_cameras)
         if unknown := sorted(wanted - {camera.name for camera in robot.cameras}):
-            raise CheckpointError(f"processor: required_cameras {unknown} are no cameras of robot {robot.name}")
+            raise CheckpointError(
+                f"processor: required_cameras {unknown!s:.200} are no cameras of robot {robot.name:.80}"
+            )
         cameras = tuple(replace(camera, required=camera.name in wanted) for camera in robot.cameras)
         robot = replace(robot, cameras=cameras)
     if unknown := [camera.slot for camera in robot.cameras if camera.slot not in config.slots]:
+        known = f"{list(config.slots)!s:.200}"
         raise CheckpointError(
-            f"processor: robot {robot.name} fills the slots {unknown}; the model has {list(config.slots)}"
+            f"processor: robot {robot.name:.80} fills the slots {unknown!s:.200}; the model has {known}"
         )
     if robot.action_dim > config.action_dim:
         raise CheckpointError(

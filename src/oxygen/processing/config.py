@@ -15,15 +15,16 @@ def _is_listed(value: Any, kind: type) -> bool:
     return isinstance(value, tuple | list) and all(isinstance(item, kind) for item in value)
 
 
-_COUNTS = (
-    "image_size",
-    "tokens_per_image",
-    "action_dim",
-    "horizon",
-    "max_token_len",
-    "max_tail_len",
-    "max_prompt_chars",
-)
+_COUNTS = {
+    "image_size": 65_536,
+    "tokens_per_image": 65_536,
+    "action_dim": 65_536,
+    "horizon": 65_536,
+    "max_token_len": 65_536,
+    "max_tail_len": 65_536,
+    "max_prompt_chars": 10_000_000,
+}
+"""The largest of each."""
 _KINDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "robot": (lambda v: isinstance(v, str | Mapping), "a name or a map"),
     "templates": (lambda v: isinstance(v, str | Mapping), "a name or a map"),
@@ -79,16 +80,16 @@ class ProcessorConfig:
             value = getattr(self, name)
             if not is_kind(value):
                 raise CheckpointError(f"processor: {name} is {value!r:.80}, expected {expected}")
-        for name in _COUNTS:
+        for name, most in _COUNTS.items():
             value = getattr(self, name)
-            if type(value) is not int or value < 1:
-                raise CheckpointError(f"processor: {name} is {value!r}, expected an integer of at least 1")
+            if type(value) is not int or not 1 <= value <= most:
+                raise CheckpointError(f"processor: {name} is {value!r:.80}, expected an integer from 1 to {most}")
         for name in ("normalization", "action_normalization"):
             mode = getattr(self, name)
-            if mode not in NEEDED and not (mode is None and name == "action_normalization"):
-                raise CheckpointError(f"processor: {name} is {mode!r}, expected one of {', '.join(NEEDED)}")
+            if mode not in tuple(NEEDED) and not (mode is None and name == "action_normalization"):
+                raise CheckpointError(f"processor: {name} is {mode!r:.80}, expected one of {', '.join(NEEDED)}")
         if self.dialect not in ("openpi", "lerobot"):
-            raise CheckpointError(f"processor: dialect is {self.dialect!r}, expected openpi or lerobot")
+            raise CheckpointError(f"processor: dialect is {self.dialect!r:.80}, expected openpi or lerobot")
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> ProcessorConfig:

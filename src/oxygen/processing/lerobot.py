@@ -65,12 +65,18 @@ def read_pipeline(folder: Path) -> LeRobotPipeline:
         raise CheckpointError(f"{folder}: the normalizer steps have no statistics for {' and '.join(missing)}")
     statistics = Statistics.from_groups("lerobot", groups, str(folder)) if groups else Statistics("lerobot")
     configs = {str(step.get("registry_name")): step.get("config") or {} for _, step in steps}
+    max_token_len = configs.get("tokenizer_processor", {}).get("max_length")
+    if max_token_len is not None and (type(max_token_len) is not int or not 1 <= max_token_len <= 65_536):
+        expected = "an integer from 1 to 65536"
+        raise CheckpointError(
+            f"{folder}: tokenizer_processor.max_length: expected {expected}, got {max_token_len!r:.80}"
+        )
     return LeRobotPipeline(
         statistics=statistics,
         state_mode=modes.get("STATE", "identity"),
         action_mode=modes.get("ACTION", "identity"),
         delta_mask=_delta_mask(configs, folder),
-        max_token_len=configs.get("tokenizer_processor", {}).get("max_length"),
+        max_token_len=max_token_len,
     )
 
 
@@ -80,15 +86,33 @@ def robot_from_config(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Cameras called empty_camera_N stand for slots that no robot fills: they are left out.
     """
-    try:
-        inputs, outputs = config["input_features"], config["output_features"]
-        names = [key.removeprefix(IMAGE_PREFIX) for key, feature in inputs.items() if feature["type"] == "VISUAL"]
-        state_dim = int(inputs[STATE_FEATURE]["shape"][0]) if STATE_FEATURE in inputs else 0
-        action_dim = int(outputs[ACTION_FEATURE]["shape"][0])
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
-        raise CheckpointError(f"config.json: not LeRobot's features: {error!r}") from error
+    inputs, outputs = _features(config, "input_features"), _features(config, "output_features")
+    names = [key.removeprefix(IMAGE_PREFIX) for key, feature in inputs.items() if feature["type"] == "VISUAL"]
     cameras = {name: {"slot": name, "required": True} for name in names if not name.startswith("empty_camera_")}
+    if not cameras:
+        raise CheckpointError(f"config.json: input_features: expected pictures (VISUAL), got {sorted(inputs)!s:.200}")
+    state_dim = _dim(inputs, "input_features", STATE_FEATURE) if STATE_FEATURE in inputs else 0
+    action_dim = _dim(outputs, "output_features", ACTION_FEATURE)
     return {"name": "generic", "cameras": cameras, "state_dim": state_dim, "action_dim": action_dim}
+
+
+def _features(config: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
+    features = config.get(key)
+    if not isinstance(features, dict):
+        raise CheckpointError(f"config.json: {key}: expected a map of features, got {features!r:.80}")
+    for name, feature in features.items():
+        if not isinstance(feature, dict) or not isinstance(feature.get("type"), str):
+            raise CheckpointError(
+                f"config.json: {key}.{name:.80}: expected a map with type and shape, got {feature!r:.80}"
+            )
+    return features
+
+
+def _dim(features: Mapping[str, Mapping[str, Any]], key: str, name: str) -> int:
+    shape = features.get(name, {}).get("shape")
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or shape[0] < 1:
+        raise CheckpointError(f"config.json: {key}.{name}.shape: expected one number of dimensions, got {shape!r:.80}")
+    return shape[0]
 
 
 def _steps(path: Path) -> Iterator[dict[str, Any]]:
@@ -111,10 +135,12 @@ def _take_modes(modes: dict[str, Mode], step: Mapping[str, Any], path: Path) -> 
     for feature, written in norm_map.items():
         if feature not in ("STATE", "ACTION"):
             if written != "IDENTITY":
-                raise CheckpointError(f"{path}: {feature} is normalised by {written}; only IDENTITY is known for it")
+                raise CheckpointError(
+                    f"{path}: norm_map.{feature:.80} is {written!r:.80}; only IDENTITY is known for it"
+                )
             continue
-        if written not in _MODES:
-            raise CheckpointError(f"{path}: {feature} is normalised by {written!r}, expected {', '.join(_MODES)}")
+        if not isinstance(written, str) or written not in _MODES:
+            raise CheckpointError(f"{path}: norm_map.{feature} is {written!r:.80}, expected {', '.join(_MODES)}")
         if modes.setdefault(feature, _MODES[written]) != _MODES[written]:
             raise CheckpointError(f"{path}: {feature} is normalised in two ways, {modes[feature]} and {written}")
 
@@ -123,11 +149,11 @@ def _take_statistics(groups: dict[str, dict[str, Any]], step: Mapping[str, Any],
     name = step.get("state_file")
     if name is None:
         return
-    if not isinstance(name, str) or Path(name).name != name:
-        raise CheckpointError(f"{path}: state_file {name!r} is not the name of a file in the folder")
+    if not isinstance(name, str) or Path(name).name != name or not 0 < len(name) < 256:
+        raise CheckpointError(f"{path}: state_file {name!r:.80} is not the name of a file in the folder")
     file = path.with_name(name)
     if not file.is_file():
-        raise CheckpointError(f"{path}: names the statistics {name}, which the folder lacks")
+        raise CheckpointError(f"{path}: state_file names the statistics {name}, which the folder lacks")
     try:
         tensors = load_file(file)
     except (SafetensorError, ValueError) as error:
@@ -150,13 +176,20 @@ def _take_statistics(groups: dict[str, dict[str, Any]], step: Mapping[str, Any],
 def _delta_mask(configs: Mapping[str, Mapping[str, Any]], folder: Path) -> tuple[bool, ...]:
     """Dimensions made relative: all but those whose names contain an excluded joint's name."""
     relative = configs.get("relative_actions_processor", {})
+    absolute = configs.get("absolute_actions_processor", {})
+    for step in (relative, absolute):
+        if not isinstance(step.get("enabled"), bool | None):
+            raise CheckpointError(f"{folder}: enabled: expected true or false, got {step['enabled']!r:.80}")
     is_enabled = bool(relative.get("enabled"))
-    if is_enabled != bool(configs.get("absolute_actions_processor", {}).get("enabled")):
+    if is_enabled != bool(absolute.get("enabled")):
         raise CheckpointError(f"{folder}: relative actions are on in one pipeline and off in the other")
     if not is_enabled:
         return ()
-    names = relative.get("action_names")
+    names, joints = relative.get("action_names"), relative.get("exclude_joints") or []
+    for key, told in (("action_names", names or []), ("exclude_joints", joints)):
+        if not isinstance(told, list) or not all(isinstance(name, str) for name in told):
+            raise CheckpointError(f"{folder}: {key}: expected a list of names, got {told!r:.80}")
     if not names:
         raise CheckpointError(f"{folder}: relative actions without action_names: it is open which dimensions they are")
-    excluded = [str(joint).lower() for joint in relative.get("exclude_joints") or () if joint]
-    return tuple(not any(joint in str(name).lower() for joint in excluded) for name in names)
+    excluded = [joint.lower() for joint in joints if joint]
+    return tuple(not any(joint in name.lower() for joint in excluded) for name in names)

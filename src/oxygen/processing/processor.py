@@ -20,7 +20,7 @@ from oxygen.core.tasks import ActionTask, Observation, TextTask
 from oxygen.processing.assembly import describe_normalization, normalizers_of, robot_of
 from oxygen.processing.config import ProcessorConfig
 from oxygen.processing.images import as_picture, resize_with_pad
-from oxygen.processing.prompts import Template, TemplateSet, state_text
+from oxygen.processing.prompts import FIELDS, Template, TemplateSet, state_text
 from oxygen.processing.robots.robot import as_state
 from oxygen.processing.statistics import Statistics
 from oxygen.processing.tokenizer import Tokenizer
@@ -63,6 +63,7 @@ class Processor:
             raise CheckpointError(
                 f"robot {self.robot.name} sends no state, which this checkpoint's prompts or actions need"
             )
+        self._check_tails()
         self._warned: set[str] = set()
         vocab_size = tokenizer.vocab_size if config.vocab_size is None else config.vocab_size
         if tokenizer.vocab_size > vocab_size:
@@ -155,6 +156,7 @@ class Processor:
         """Everything that an operator or a client should see, as plain data (metadata, `oxygen inspect`, the log)."""
         config, robot = self.config, self.robot
         return {
+            **robot.metadata,
             "robot": robot.name,
             "cameras": {
                 camera.name: {"slot": camera.slot, "required": camera.required, "key": ".".join(camera.keys[0])}
@@ -177,8 +179,17 @@ class Processor:
             "normalization": describe_normalization(config, self._normalizers, self.statistics),
             "vocab_size": self.tokenizer.vocab_size,
             "num_forbidden_ids": 0 if self.forbidden_ids is None else int(self.forbidden_ids.sum()),
-            **robot.metadata,
         }
+
+    def _check_tails(self) -> None:
+        """What stands in a tail before any question must leave it room."""
+        for kind, template in self.templates.templates.items():
+            words = template.fill_tail(dict.fromkeys(FIELDS, ""))
+            if (num_tokens := len(self._token_ids(words, bos=False))) > self.config.max_tail_len:
+                raise CheckpointError(
+                    f"templates: the tail of {kind:.80} takes {num_tokens} tokens, max_tail_len is "
+                    f"{self.config.max_tail_len}"
+                )
 
     def _build_pipeline(self) -> Pipeline:
         robot, mask = self.robot, self.delta_mask

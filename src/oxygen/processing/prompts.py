@@ -154,7 +154,7 @@ class TemplateSet:
         """A built-in set by name, or a set as a map kind -> {prefix, tail, clean}. Raises CheckpointError."""
         if isinstance(described, str):
             if described not in BUILT_IN:
-                raise CheckpointError(f"templates {described!r}: expected a map or one of {', '.join(BUILT_IN)}")
+                raise CheckpointError(f"templates {described!r:.80}: expected a map or one of {', '.join(BUILT_IN)}")
             described = BUILT_IN[described]
         if not described:
             raise CheckpointError("templates: the set is empty")

@@ -143,7 +143,7 @@ def choose_statistics(sets: Sequence[Statistics], asset_id: str | None, where: s
     for found in sets:
         if found.asset_id == asset_id:
             return found
-    raise CheckpointError(f"{where}: no statistics for asset {asset_id!r}; there are: {choices}")
+    raise CheckpointError(f"{where}: no statistics for asset {asset_id!r:.80}; there are: {choices}")
 
 
 def write_statistics(statistics: Statistics, folder: Path) -> Path:

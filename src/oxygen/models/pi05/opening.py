@@ -13,6 +13,7 @@ from oxygen.core.errors import CheckpointError
 from oxygen.models.pi05.configs import Chosen, choose_robot
 from oxygen.models.pi05.sizes import Sizes, derive_sizes
 from oxygen.models.pi05.spec import Pi05Spec
+from oxygen.processing.assembly import robot_of
 from oxygen.processing.config import ProcessorConfig
 from oxygen.processing.open import build_processor, processor_config
 from oxygen.processing.processor import Processor
@@ -43,6 +44,12 @@ class Pi05Folder:
         config = processor_config(
             c.declared.get("processor"), c.pipeline, c.config, self._robot(), self._sizes(), self.where
         )
+        robot = robot_of(config)
+        if len(robot.cameras) > self.spec.num_cameras:
+            raise CheckpointError(
+                f"{self.where}: num_cameras is {self.spec.num_cameras}, but robot {robot.name} fills the slots "
+                f"{[camera.slot for camera in robot.cameras]}"
+            )
         named = self.chosen.config
         if named and named.default_prompt and config.default_prompt is None:
             config = config.with_(default_prompt=named.default_prompt)

@@ -21,9 +21,11 @@ from oxygen.models.pi05.names import EXPERT, PALIGEMMA, TABLE, TRUNK
 from oxygen.models.pi05.opening import Pi05Folder, read_pi05
 from oxygen.models.pi05.orbax import account_for_tree, read_placements
 from oxygen.models.pi05.spec import Pi05Spec
-from oxygen.processing.assembly import describe_normalization, normalizers_of, robot_of
+from oxygen.processing.assembly import robot_of
+from oxygen.processing.processor import Processor
 from oxygen.processing.prompts import TemplateSet
 from oxygen.processing.statistics import Statistics
+from oxygen.processing.tokenizer import byte_tokenizer
 
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
@@ -184,7 +186,7 @@ def _bytes_by_part(account: Account, tensors: Mapping[str, TensorInfo]) -> dict[
 def _processing(opened: Pi05Folder, warnings: list[str], problems: list[str]) -> dict[str, Any]:
     """Robot, prompts and the statistics in use. What is left open is a warning, what contradicts is a problem."""
     checkpoint = opened.checkpoint
-    declared = checkpoint.declared.get("processor") or {}
+    declared = checkpoint.declared.get("processor")
     report: dict[str, Any] = {"robot": {"name": opened.chosen.robot, "source": opened.chosen.source}}
     report["text"] = {"declared": False, "kinds": []}
     statistics = None
@@ -200,7 +202,8 @@ def _processing(opened: Pi05Folder, warnings: list[str], problems: list[str]) ->
     try:
         config = opened.processor_config
     except CheckpointError as error:
-        (problems if opened.chosen.robot or declared else warnings).append(f"{error}; name it with --robot")
+        is_open = opened.chosen.robot is None and declared is None and checkpoint.pipeline is None
+        (warnings if is_open else problems).append(f"{error}{'; name it with --robot' if is_open else ''}")
         return report
     try:
         robot, templates = robot_of(config), TemplateSet.build(config.templates)
@@ -212,17 +215,19 @@ def _processing(opened: Pi05Folder, warnings: list[str], problems: list[str]) ->
         }
         report["templates"] = templates.to_dict()
         report["text"] = {
-            "declared": "templates" in declared and bool(templates.text_kinds),
+            "declared": "templates" in (declared or {}) and bool(templates.text_kinds),
             "kinds": templates.text_kinds,
         }
         if statistics:
-            normalizers = normalizers_of(config, robot, statistics)
-            report["normalization"] = describe_normalization(config, normalizers, statistics)
             if checkpoint.tokenizer:
-                vocab_size = opened.processor().tokenizer.vocab_size
+                processor = opened.processor()
+                vocab_size = processor.tokenizer.vocab_size
                 report["tokenizer"] = {"file": checkpoint.tokenizer.name, "vocab_size": vocab_size}
+            else:  # all but the words can be checked
+                processor = Processor(config.with_(vocab_size=None), byte_tokenizer(), statistics)
+            report["normalization"] = processor.describe()["normalization"]
     except CheckpointError as error:
         problems.append(f"{opened.where}: {error}")
-    if checkpoint.pipeline or declared:
+    if checkpoint.pipeline or declared is not None:
         report["robot"]["source"] = "declared by the folder" if opened.chosen.robot is None else opened.chosen.source
     return report

@@ -19,7 +19,7 @@ from oxygen.checkpoint.headers import names as listed
 from oxygen.checkpoint.orbax import tree_shapes
 from oxygen.core.errors import CheckpointError
 from oxygen.models.pi05.names import EXPERT, TABLE, TOWER, TRUNK, canonical_names
-from oxygen.models.pi05.spec import PRESETS, Pi05Spec
+from oxygen.models.pi05.spec import LARGEST_OTHER, PRESETS, Pi05Spec
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -60,7 +60,7 @@ def derive_sizes(
         facts, rows = _torch_facts(checkpoint, where)
     else:
         facts, rows = _jax_facts(tree_shapes(checkpoint.tree_folder), where)
-    wrong = [f"{key} is {value} by the tensors, told {asked}" for key, value, asked in _both(facts, told)]
+    wrong = [f"{key} is {value} by the tensors, told {asked!s:.80}" for key, value, asked in _both(facts, told)]
     if wrong:
         raise CheckpointError(f"{where}: sizes do not fit the tensors: {'; '.join(wrong)}")
     config = checkpoint.config
@@ -206,6 +206,11 @@ def _jax_facts(tree: Shapes, where: str) -> tuple[dict[str, Any], tuple[int, int
 def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
     """What no tensor shows and config.json may say, in openpi's and in LeRobot's words."""
     config = checkpoint.config
+    for key in ("max_token_len", "tokenizer_max_length", "num_inference_steps", "action_horizon", "chunk_size"):
+        size = config.get(key)
+        if size is not None and (type(size) is not int or not 1 <= size <= LARGEST_OTHER):
+            expected = f"an integer from 1 to {LARGEST_OTHER}"
+            raise CheckpointError(f"{checkpoint.folder}: config.json: {key}: expected {expected}, got {size!r:.80}")
     features = config.get("input_features") or {}
     if not isinstance(features, Mapping):
         raise CheckpointError(f"{checkpoint.folder}: input_features: expected a map, got {features!r:.80}")
@@ -269,7 +274,11 @@ def _vision_heads(facts: Mapping[str, Any], told: Mapping[str, Any], config: Map
     )
     for heads in candidates:
         if heads is not None:
-            return int(heads)
+            if type(heads) is not int or heads < 1:
+                raise CheckpointError(
+                    f"{where}: vision.num_heads: expected an integer of at least 1, got {heads!r:.80}"
+                )
+            return heads
     raise CheckpointError(
         f"{where}: an image tower of width {width} is none of the released ones, and no tensor shows its number of "
         'heads; give it: {"spec": {"vision": {"num_heads": N}}} in oxygen.json'

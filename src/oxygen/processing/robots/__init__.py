@@ -22,9 +22,10 @@ def build_robot(described: str | Mapping[str, Any]) -> Robot:
     action_dim)."""
     options = {"name": described} if isinstance(described, str) else dict(described)
     name = options.pop("name", None)
-    if name not in ROBOTS:
-        raise InvalidInput("robot", f"one of {', '.join(ROBOTS)}", repr(name))
+    if not isinstance(name, str) or name not in ROBOTS:
+        raise InvalidInput("robot.name", f"one of {', '.join(ROBOTS)}", f"{name!r:.80}")
     try:
         return ROBOTS[name](**options)
     except TypeError as error:
-        raise InvalidInput(f"robot {name}", "options that this robot knows", f"{sorted(options)} ({error})") from error
+        got = f"{sorted(map(str, options))!s:.200} ({error!s:.200})"
+        raise InvalidInput(f"robot {name}", "options that this robot knows", got) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from oxygen.core.errors import InvalidInput
 from oxygen.processing.robots.robot import SLOTS, ActionPart, Camera, Path, Robot, StatePart
 from oxygen.processing.transforms import MapFields, Pipeline, SliceActions, bool_mask
 
@@ -27,6 +28,9 @@ _ANGLE_OUT = (-0.6213, 1.4910)
 
 def aloha(adapt_to_pi: bool = True, use_delta: bool = True) -> Robot:
     """adapt_to_pi: turn signs and grippers into the checkpoints' space. use_delta: joints are predicted as offsets."""
+    for name, flag in (("adapt_to_pi", adapt_to_pi), ("use_delta", use_delta)):
+        if not isinstance(flag, bool):
+            raise InvalidInput(f"robot.{name}", "true or false", f"{flag!r:.80}")
     pipeline = Pipeline()
     if adapt_to_pi:
         into = MapFields({"state": state_to_pi, "actions": actions_to_pi})

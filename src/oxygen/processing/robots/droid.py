@@ -10,7 +10,7 @@ from oxygen.processing.transforms import Pipeline, SliceActions, bool_mask
 def droid(action_space: str = "joint_velocity") -> Robot:
     """action_space: `joint_velocity` (pi05_droid), or `joint_position` for fine-tunes that predict joint offsets."""
     if action_space not in ("joint_velocity", "joint_position"):
-        raise InvalidInput("action_space", "joint_velocity or joint_position", repr(action_space))
+        raise InvalidInput("action_space", "joint_velocity or joint_position", f"{action_space!r:.80}")
     is_position = action_space == "joint_position"
     return Robot(
         name="droid",
