@@ -110,7 +110,7 @@ def _features(config: Mapping[str, Any], key: str) -> dict[str, dict[str, Any]]:
 
 def _dim(features: Mapping[str, Mapping[str, Any]], key: str, name: str) -> int:
     shape = features.get(name, {}).get("shape")
-    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or shape[0] < 1:
+    if not isinstance(shape, list) or len(shape) != 1 or type(shape[0]) is not int or not 1 <= shape[0] <= 65_536:
         raise CheckpointError(f"config.json: {key}.{name}.shape: expected one number of dimensions, got {shape!r:.80}")
     return shape[0]
 

@@ -68,6 +68,10 @@ def _lerobot(
     robot: str | Mapping[str, Any] | None,
     sizes: Mapping[str, Any],
 ) -> ProcessorConfig:
+    is_relative, said = bool(pipeline.delta_mask), config.get("use_relative_actions")
+    if said is not None and said is not is_relative:
+        expected = f"{is_relative}, as the processor files have it"
+        raise CheckpointError(f"config.json: use_relative_actions: expected {expected}, got {said!r:.80}")
     implied: dict[str, Any] = {
         "normalization": pipeline.state_mode,
         "action_normalization": pipeline.action_mode,

@@ -200,9 +200,12 @@ def _check(spec: Pi05Spec) -> None:
     for prefix, part in parts:
         for f in fields(part):
             value = getattr(part, f.name)
-            if isinstance(value, int):
+            if f.type == "int":
                 most = LARGEST.get(f.name, LARGEST_OTHER)
-                need(1 <= value <= most, f"{prefix}{f.name} must be from 1 to {most}, got {value!r:.80}")
+                need(
+                    type(value) is int and 1 <= value <= most,
+                    f"{prefix}{f.name} must be from 1 to {most}, got {value!r:.80}",
+                )
     t, e, v = spec.trunk, spec.expert, spec.vision
     for name in ("depth", "num_heads", "num_kv_heads", "head_dim"):
         a, b = getattr(t, name), getattr(e, name)

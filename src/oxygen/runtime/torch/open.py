@@ -15,7 +15,7 @@ import psutil
 import torch
 
 from oxygen.checkpoint.shipped import SHIPPED, resolve
-from oxygen.core.errors import InvalidInput, Refused, check_number
+from oxygen.core.errors import CheckpointError, InvalidInput, Refused, check_number
 from oxygen.runtime.torch.families import FAMILIES, PRESETS, family_of_preset, load, read_folder
 from oxygen.runtime.torch.graphs import MODES
 from oxygen.runtime.torch.runner import TorchRunner, store_shape
@@ -130,8 +130,8 @@ def _open_model(source: Any, device: torch.device, dtype: torch.dtype, seed: int
     if str(source) in PRESETS and not folder.is_dir():
         try:
             preset = replace(PRESETS[str(source)], **changes)
-        except TypeError as error:
-            raise InvalidInput("spec", f"sizes that {source} has", f"{changes!r:.80}") from error
+        except (TypeError, CheckpointError) as error:
+            raise InvalidInput("spec", f"sizes that {source} can have ({error})", f"{changes!r:.80}") from error
         _refuse_if_too_large(weight_bytes(preset, dtype), device, f"weights of {source}")
         log.info("%s: random weights from seed %d", source, seed)
         return family_of_preset(str(source)).build(preset, device, dtype, seed=seed)
