@@ -152,7 +152,7 @@ def test_tokenizer_files(tmp_path: Path) -> None:
     edit_json(folder / "oxygen.json", tokenizer="mine.model")
     assert open_folder(folder).tokenizer == folder / "mine.model"
     edit_json(folder / "oxygen.json", tokenizer="../mine.model")
-    refused(folder, "declared tokenizer '../mine.model' is not a file of the folder")
+    refused(folder, "tokenizer: expected the name of a file of the folder, got '../mine.model'")
 
 
 def test_statistics_are_never_chosen_by_luck(tmp_path: Path) -> None:

@@ -131,8 +131,8 @@ def use(folder: Path) -> None:
     processor = opened.processor()
     images = {camera.name: np.zeros((64, 64, 3), np.uint8) for camera in processor.robot.cameras}
     state = np.zeros(processor.robot.state_dim) if processor.robot.state_dim else None
-    asks = {kind: "why" if kind == "answer" else None for kind in processor.kinds}
-    texts = [TextTask(kind, question) for kind, question in asks.items()]
+    fields = {kind: processor.templates.for_text(kind).fields() for kind in processor.kinds}
+    texts = [TextTask(kind, "why" if "question" in names else None) for kind, names in fields.items()]
     encoded = processor.encode(Observation(images, state, "go"), [ActionTask()], texts)
     processor.decode_actions(np.zeros((processor.config.horizon, processor.config.action_dim), np.float32), encoded)
     json.dumps(processor.describe(), allow_nan=False)

@@ -13,10 +13,10 @@ from oxygen.core.errors import CheckpointError
 from oxygen.models.pi05.configs import Chosen, choose_robot
 from oxygen.models.pi05.sizes import Sizes, derive_sizes
 from oxygen.models.pi05.spec import Pi05Spec
-from oxygen.processing.assembly import robot_of
 from oxygen.processing.config import ProcessorConfig
 from oxygen.processing.open import build_processor, processor_config
 from oxygen.processing.processor import Processor
+from oxygen.processing.robots import Robot
 from oxygen.processing.statistics import Statistics
 
 
@@ -44,12 +44,6 @@ class Pi05Folder:
         config = processor_config(
             c.declared.get("processor"), c.pipeline, c.config, self._robot(), self._sizes(), self.where
         )
-        robot = robot_of(config)
-        if len(robot.cameras) > self.spec.num_cameras:
-            raise CheckpointError(
-                f"{self.where}: num_cameras is {self.spec.num_cameras}, but robot {robot.name} fills the slots "
-                f"{[camera.slot for camera in robot.cameras]}"
-            )
         named = self.chosen.config
         if named and named.default_prompt and config.default_prompt is None:
             config = config.with_(default_prompt=named.default_prompt)
@@ -71,9 +65,17 @@ class Pi05Folder:
         """The processor, complete. tokenizer: a file that takes the place of the folder's own."""
         path = Path(tokenizer) if tokenizer is not None else self.checkpoint.tokenizer
         statistics = self.checkpoint.statistics and (self.statistics,)
-        return build_processor(
+        built = build_processor(
             tokenizer=path, statistics=statistics, declared=self.processor_config.to_dict(), where=self.where
         )
+        self.check_cameras(built.robot)
+        return built
+
+    def check_cameras(self, robot: Robot) -> None:
+        """Raises CheckpointError for a robot with more cameras than the prefix has room for."""
+        if len(robot.cameras) > self.spec.num_cameras:
+            slots = f"{[camera.slot for camera in robot.cameras]!s:.200}"
+            raise CheckpointError(f"{self.where}: num_cameras is {self.spec.num_cameras}, the robot's fill {slots}")
 
     def _robot(self) -> str | None:
         if (

@@ -207,6 +207,7 @@ def _processing(opened: Pi05Folder, warnings: list[str], problems: list[str]) ->
         return report
     try:
         robot, templates = robot_of(config), TemplateSet.build(config.templates)
+        opened.check_cameras(robot)
         report["robot"] |= {
             "name": robot.name,
             "cameras": {camera.name: camera.slot for camera in robot.cameras},
