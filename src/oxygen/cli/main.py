@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from oxygen.core.errors import OxygenError
+from oxygen.core.errors import InvalidInput, OxygenError
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     args = parser.parse_args(arguments)
     assert module is not None  # parse_args lets only known commands through
-    logging.basicConfig(level=os.environ.get("OXYGEN_LOG", "WARNING").upper(), format="%(name)s: %(message)s")
     try:
+        _set_up_log(os.environ.get("OXYGEN_LOG", "WARNING").upper())
         return module.run(args)
     except OxygenError as error:
         print(f"oxygen {args.command}: error: {error}", file=sys.stderr)
@@ -75,6 +75,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _set_up_log(level: str) -> None:
+    if level not in logging.getLevelNamesMapping():
+        raise InvalidInput("OXYGEN_LOG", ", ".join(logging.getLevelNamesMapping()), f"{level!r:.80}")
+    logging.basicConfig(level=level, format="%(name)s: %(message)s")
 
 
 def _version() -> str:

@@ -26,7 +26,10 @@ from oxygen.serving.taps import open_taps
 
 
 def build_app(engine: Engine, settings: ServeSettings | None = None) -> Guard:
-    """An ASGI application for an engine that somebody else starts and closes. Its gateway is `app.gateway`."""
+    """An ASGI application for an engine that somebody else starts and closes, to be served inside `opened`.
+
+    Its gateway is `app.gateway`.
+    """
     gateway = Gateway(engine, settings or ServeSettings())
     health.register_gauges(gateway)
     routes = [
@@ -44,30 +47,31 @@ def build_app(engine: Engine, settings: ServeSettings | None = None) -> Guard:
         WebSocketRoute("/{path:path}", _openpi),
     ]
     handlers = {404: _not_found, 500: _broken}
-    app = Starlette(routes=routes, lifespan=_lifespan, exception_handlers=handlers)
+    app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.gateway = gateway
     app.state.lerobot_port = None
     return Guard(app, gateway)
 
 
 @contextlib.asynccontextmanager
-async def _lifespan(app: Starlette) -> AsyncIterator[None]:
-    gateway: Gateway = app.state.gateway
-    settings = gateway.settings
+async def opened(app: Guard) -> AsyncIterator[None]:
+    """What the doors need besides the port, open while the application is served.
+
+    Raises InvalidInput for what cannot be had.
+    """
+    gateway = app.gateway
+    settings, lerobot = gateway.settings, LeRobotService(gateway)
     unsubscribe = gateway.engine.subscribe(gateway.timeline.listen)
-    gateway.taps.extend(open_taps(settings))
-    lerobot: LeRobotService | None = None
-    if settings.lerobot_port is not None:
-        lerobot = LeRobotService(gateway)
-        app.state.lerobot_port = await lerobot.start(settings.host, settings.lerobot_port)
     sweeping = asyncio.ensure_future(_sweep(gateway))
     try:
+        gateway.taps.extend(open_taps(settings))
+        if settings.lerobot_port is not None:
+            app.state.lerobot_port = await lerobot.start(settings.host, settings.lerobot_port)
         yield
     finally:
         sweeping.cancel()
         unsubscribe()
-        if lerobot is not None:
-            await lerobot.stop()
+        await lerobot.stop()
         await gateway.close()
 
 

@@ -6,6 +6,7 @@ import argparse
 import asyncio
 import logging
 import os
+from functools import partial
 from pathlib import Path
 
 from oxygen.checkpoint.shipped import SHIPPED
@@ -73,8 +74,8 @@ def run(args: argparse.Namespace) -> int:
         tail_len=args.tail_len,
     )
     try:
-        server = Server(build_app(engine, settings), settings)
-        _announce(settings, listener.getsockname()[1], args.folder)
+        announce = partial(_announce, settings, listener.getsockname()[1], args.folder)
+        server = Server(build_app(engine, settings), settings, announce)
         asyncio.run(server.serve([listener]))
     finally:
         engine.close()

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -58,6 +58,20 @@ class Gateway:
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
 
+    async def _kept(self, undo: Callable[[T], None], call: Callable[..., T], *args: Any) -> T:
+        """As `in_thread`; where the caller is gone before the answer, `undo` gets it: nothing runs on for nobody."""
+        future = self._pool.submit(call, *args)
+
+        def undo_it(done: Future[T]) -> None:
+            if not done.cancelled() and done.exception() is None:
+                undo(done.result())
+
+        try:
+            return await asyncio.wrap_future(future)
+        except asyncio.CancelledError:
+            future.add_done_callback(undo_it)
+            raise
+
     # Sessions
 
     def open_session(self, name: str | None, door: str, owner: Owner) -> Session:
@@ -93,15 +107,17 @@ class Gateway:
     async def take(self, session: Session, read: Callable[[], Frame], door: str) -> Flight:
         """Submit one frame and follow its texts. `read` runs in a worker thread. Raises OxygenError."""
         await self._settle(session)
-        return self._launch(await self.in_thread(self._submit, session, read, door))
+        return self._launch(await self._kept(lambda flight: flight.ticket.cancel(), self._submit, session, read, door))
 
     async def _settle(self, session: Session) -> None:
         """Wait for a reset that a takeover began."""
         if session.resetting is not None:
             resetting = session.resetting
-            await asyncio.shield(resetting)
-            if session.resetting is resetting:
-                session.resetting = None
+            try:
+                await asyncio.shield(resetting)
+            finally:
+                if session.resetting is resetting and resetting.done():
+                    session.resetting = None  # also when it failed: that is told once
 
     def _submit(self, session: Session, read: Callable[[], Frame], door: str) -> Flight:
         """Read, check and submit one frame. In a worker thread, one frame of a session at a time. Raises
@@ -176,7 +192,7 @@ class Gateway:
         def call() -> Ticket:
             return self.engine.ask(session.name, task, frame_id=frame_id, max_age_s=max_age_s)
 
-        ticket = await self.in_thread(call)
+        ticket = await self._kept(lambda ticket: ticket.cancel(), call)
         return self.follow(session, ticket.texts[0]), ticket
 
     def follow(self, session: Session, handle: Any) -> str:

@@ -71,9 +71,12 @@ class Recorder:
         self._thread.join()
         if self.num_dropped:
             log.warning("the recording lacks %d records: the disk could not follow", self.num_dropped)
-        self._writer.add_metadata("oxygen", {"dropped": str(self.num_dropped)})
-        self._writer.finish()  # type: ignore[no-untyped-call]
-        self._file.close()
+        try:
+            with self._file:
+                self._writer.add_metadata("oxygen", {"dropped": str(self.num_dropped)})
+                self._writer.finish()  # type: ignore[no-untyped-call]
+        except OSError as error:
+            log.error("the recording has no end: %s", error)
 
     def _put(self, session: str, kind: str, encoding: str, encode: Callable[[], bytes], at: float) -> None:
         def write() -> None:
@@ -98,8 +101,9 @@ class Recorder:
         while (write := self._waiting.get()) is not None:
             try:
                 write()
-            except OSError:
-                log.exception("the recording cannot be written")
+            except Exception as error:  # one record that cannot be written must not end the recording
+                if not self.num_dropped:
+                    log.error("a record cannot be written: %s", error, exc_info=error)
                 self.num_dropped += 1
 
 
@@ -120,10 +124,22 @@ def read(path: Path) -> Iterator[Recorded]:
             for _, channel, message in make_reader(file).iter_messages():
                 _, session, kind = channel.topic.split("/", 2)
                 decode = wire.unpackb if channel.message_encoding == "msgpack" else json.loads
-                yield Recorded(message.log_time / _NS, session, kind, decode(message.data))
+                yield Recorded(message.log_time / _NS, session, kind, _checked(kind, decode(message.data)))
     except OSError as error:
         raise InvalidInput("file", "a readable file", f"{path}: {error.strerror}") from None
     except Exception as error:
-        if isinstance(error, InvalidInput):
-            raise
-        raise InvalidInput("file", "an MCAP file that `oxygen serve --record` wrote", f"{path}: {error}") from None
+        got = f"{path}: {error!s:.200}"
+        raise InvalidInput("file", "an MCAP file that `oxygen serve --record` wrote", got) from None
+
+
+def _checked(kind: str, fields: Any) -> dict[str, Any]:
+    """The fields of a record that a replay can use. Raises InvalidInput."""
+    if kind not in ("observation", "actions", "text"):
+        raise InvalidInput("kind", "observation, actions or text", f"{kind!r:.80}")
+    if not isinstance(fields, dict):
+        raise InvalidInput(kind, "a map", type(fields).__name__)
+    if kind == "observation":
+        missing = [name for name in ("frame_id", "prompt", "state", "images") if name not in fields]
+        if missing or not isinstance(fields["images"], dict):
+            raise InvalidInput("observation", "frame_id, prompt, state and a map of images", f"{sorted(fields)!s:.80}")
+    return fields

@@ -11,10 +11,10 @@ from typing import Any
 from urllib.parse import quote
 
 import numpy as np
-from websockets.exceptions import ConnectionClosed, InvalidHandshake
+from websockets.exceptions import WebSocketException
 from websockets.sync.client import ClientConnection, connect
 
-from oxygen.core.errors import InvalidInput, OxygenError
+from oxygen.core.errors import OxygenError, check_number
 from oxygen.serving import record, wire
 from oxygen.serving.record import Recorded
 
@@ -49,8 +49,7 @@ def play(
     records: Iterable[Recorded], url: str, speed: float, kinds: list[str], api_key: str | None = None
 ) -> dict[str, Any]:
     """Send every recorded observation. speed 0 sends the next as soon as the last is answered. Raises OxygenError."""
-    if speed < 0:
-        raise InvalidInput("speed", "a number of at least 0", f"{speed}")
+    check_number("speed", speed, "a number of at least 0", 0)
     links: dict[str, _Robot] = {}
     first_at, started = None, time.monotonic()
     try:
@@ -61,7 +60,7 @@ def play(
             if entry.session not in links:
                 links[entry.session] = _Robot(url, entry.session, api_key)
             links[entry.session].send(entry.fields, kinds)
-    except (OSError, ConnectionClosed, InvalidHandshake, TimeoutError) as error:
+    except (OSError, WebSocketException, TimeoutError) as error:
         raise OxygenError(f"no server to play to at {url}: {error}") from error
     finally:
         for link in links.values():

@@ -17,9 +17,9 @@ from types import FrameType
 
 import uvicorn
 
-from oxygen.core.errors import InvalidInput
+from oxygen.core.errors import InvalidInput, OxygenError
 from oxygen.engine.engine import Engine
-from oxygen.serving.app import build_app
+from oxygen.serving.app import build_app, opened
 from oxygen.serving.gateway import Gateway
 from oxygen.serving.guard import Guard
 from oxygen.serving.protocol import ImpatientProtocol, PoliteProtocol
@@ -35,8 +35,9 @@ def listen(settings: ServeSettings) -> socket.socket:
     """Open the port (0: any free one). Raises InvalidInput when it cannot be had."""
     try:
         family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
-    except socket.gaierror as error:
-        raise InvalidInput("host", "a name or an address of this machine", f"{settings.host!r} ({error})") from None
+    except (socket.gaierror, UnicodeError) as error:
+        got = f"{settings.host!r:.80} ({error!s:.80})"
+        raise InvalidInput("host", "a name or an address of this machine", got) from None
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -47,7 +48,8 @@ def listen(settings: ServeSettings) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        raise InvalidInput("port", "a free port that may be used", f"{settings.port} ({error.strerror})") from None
+        got = f"{settings.host}:{settings.port} ({error.strerror})"
+        raise InvalidInput("port", "a free port that may be used", got) from None
     listener.listen(512)
     return listener
 
@@ -55,13 +57,14 @@ def listen(settings: ServeSettings) -> socket.socket:
 class Server(uvicorn.Server):
     """uvicorn, with an end that tells everybody first."""
 
-    def __init__(self, app: Guard, settings: ServeSettings) -> None:
+    def __init__(self, app: Guard, settings: ServeSettings, on_open: Callable[[], None] = lambda: None) -> None:
+        """on_open: called once all that the doors need is there."""
         super().__init__(
             uvicorn.Config(
                 app,
                 log_config=None,
                 access_log=False,
-                lifespan="on",
+                lifespan="off",  # `serve` opens and closes what the doors need, and says what cannot be had
                 http=ImpatientProtocol,
                 ws=PoliteProtocol,
                 ws_max_size=settings.max_frame_bytes,
@@ -74,15 +77,19 @@ class Server(uvicorn.Server):
             )
         )
         self._settings = settings
+        self._app, self._on_open = app, on_open
         self._gateway: Gateway = app.gateway
         self._draining: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until the end. Raises InvalidInput for a recording or a port that cannot be had."""
         self._loop = asyncio.get_running_loop()
         watching = asyncio.ensure_future(self._leave_on_fault()) if self._settings.exit_on_fault else None
         try:
-            await super().serve(sockets)
+            async with opened(self._app):
+                self._on_open()
+                await super().serve(sockets)
         finally:
             if watching is not None:
                 watching.cancel()
@@ -128,7 +135,8 @@ async def running(engine: Engine, settings: ServeSettings) -> AsyncIterator[int]
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
     try:
-        yield listener.getsockname()[1]
+        if not serving.done():
+            yield listener.getsockname()[1]
     finally:
         server.stop()
         await serving
@@ -146,6 +154,7 @@ class BackgroundServer:
         self.port: int = self._listener.getsockname()[1]
         self._server = Server(self.app, self.settings)
         self._loop = asyncio.new_event_loop()
+        self._failure: OxygenError | None = None
         self._thread = threading.Thread(target=self._run, name="oxygen-server", daemon=True)
 
     @property
@@ -170,6 +179,8 @@ class BackgroundServer:
         self._thread.start()
         while not self._server.started and self._thread.is_alive():
             threading.Event().wait(0.005)
+        if self._failure is not None:
+            raise self._failure
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -204,6 +215,9 @@ class BackgroundServer:
         asyncio.set_event_loop(self._loop)
         try:
             self._loop.run_until_complete(self._server.serve([self._listener]))
+        except OxygenError as error:
+            self._failure = error
+            self._listener.close()
         finally:
             left = asyncio.all_tasks(self._loop)
             for task in left:

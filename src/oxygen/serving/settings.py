@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from pathlib import Path
 
-from oxygen.core.errors import InvalidInput
+from oxygen.core.errors import InvalidInput, check_number
 
 MIB = 1024 * 1024
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+_NUMBERS = {"int": ("an integer", Integral, 1, 2**31 - 1), "float": ("a number", Real, 1e-3, 1e6)}
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "port": (0, 65535),
+    "lerobot_port": (0, 65535),
+    "max_frame_bytes": (1, 2**40),
+    "max_body_bytes": (1, 2**40),
+    "max_session_texts": (0, 2**31 - 1),
+    "drain_s": (0, 1e6),
+    "max_frame_age_s": (0, 1e9),
+    "max_camera_skew_s": (0, 1e9),
+}
+"""Where a number's range is not that of its kind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +67,27 @@ class ServeSettings:
     debug: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise InvalidInput("port", "an integer from 0 to 65535", repr(self.port))
-        for name in ("max_connections", "max_frame_bytes", "max_body_bytes", "max_sessions", "max_in_flight"):
-            if getattr(self, name) < 1:
-                raise InvalidInput(name, "an integer of at least 1", repr(getattr(self, name)))
+        for field in fields(self):
+            kind, optional, _ = str(field.type).partition(" | None")
+            value = getattr(self, field.name)
+            if kind not in _NUMBERS or (optional and value is None):
+                continue
+            what, number, low, high = _NUMBERS[kind]
+            low, high = _BOUNDS.get(field.name, (low, high))
+            check_number(field.name, value, f"{what} from {low:g} to {high:g}", low, high, number)
+        for name in ("exit_on_fault", "rerun", "debug"):
+            self._need(name, isinstance(getattr(self, name), bool), "true or false")
+        self._need("host", isinstance(self.host, str) and 0 < len(self.host) < 256, "a name or an address")
+        is_key = isinstance(self.api_key, str) and self.api_key.isascii() and self.api_key.isprintable()
+        # An empty key would let everybody in who brings none.
+        self._need("api_key", self.api_key is None or (is_key and bool(self.api_key.strip())), "printable ASCII")
+        is_name = isinstance(self.model_name, str) and self.model_name.isprintable() and "@" not in self.model_name
+        self._need("model_name", is_name and bool(self.model_name.strip()), "printable text without @")
+        self._need("record", isinstance(self.record, Path | None), "a path")
+
+    def _need(self, name: str, is_good: bool, expected: str) -> None:
+        if not is_good:
+            raise InvalidInput(name, expected, f"{getattr(self, name)!r:.80}")
 
     @property
     def is_loopback(self) -> bool:

@@ -25,6 +25,7 @@ POLICIES = ("pi05", "pi0")
 _KNOWN = ("act", "smolvla", "diffusion", "tdmpc", "vqbet", "pi0", "pi05", "groot")
 _IMAGES, _STATE = "observation.images.", "observation.state"
 _STILL = 1.0
+_LARGEST = 1e100
 
 
 @dataclass(slots=True)
@@ -78,8 +79,10 @@ class Peer:
         if type(count) is not int or count < 1:
             raise InvalidInput("actions_per_chunk", "an integer of at least 1", repr(count)[:80])
         features, rename = fields.get("lerobot_features") or {}, fields.get("rename_map") or {}
-        if not isinstance(features, dict) or not isinstance(rename, dict):
+        if not isinstance(features, dict):
             raise InvalidInput("lerobot_features", "a map", type(features).__name__)
+        if not isinstance(rename, dict) or not all(isinstance(name, str) for pair in rename.items() for name in pair):
+            raise InvalidInput("rename_map", "a map of names", f"{rename!r:.80}")
         self.actions_per_chunk, self.features, self.rename = count, features, rename
 
     def offer(self, timed: Timed) -> str | None:
@@ -127,7 +130,7 @@ class Peer:
         """Joints in the order that the client declared; without a declaration, in the order in which they came."""
         declared = self.features.get(_STATE)
         names = declared.get("names") if isinstance(declared, Mapping) else None
-        if not isinstance(names, list | tuple):
+        if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
             names = [k for k, v in observation.items() if isinstance(v, int | float) and not isinstance(v, bool)]
         missing = [name for name in names if not isinstance(observation.get(name), int | float)]
         if missing:
@@ -139,12 +142,15 @@ def timed_observation(held: Held) -> Timed:
     """Read a TimedObservation. Raises InvalidInput."""
     fields = held.fields
     timestamp, timestep, observation = fields.get("timestamp"), fields.get("timestep"), fields.get("observation")
-    if not isinstance(timestamp, int | float) or not np.isfinite(timestamp):
+    if not isinstance(timestamp, int | float) or not abs(timestamp) < _LARGEST:
         raise InvalidInput("timestamp", "finite seconds", repr(timestamp)[:80])
     if type(timestep) is not int or not 0 <= timestep < 2**62:
         raise InvalidInput("timestep", "an integer of at least 0", repr(timestep)[:80])
     if not isinstance(observation, dict) or not all(isinstance(key, str) for key in observation):
         raise InvalidInput("observation", "a map with text keys", type(observation).__name__)
+    for key, value in observation.items():
+        if isinstance(value, int | float) and not abs(value) < _LARGEST:  # also true for NaN
+            raise InvalidInput(key[:80], "a finite number", f"{value!r:.80}")
     return Timed(float(timestamp), timestep, bool(fields.get("must_go", False)), observation, held.module)
 
 

@@ -64,7 +64,10 @@ class LeRobotService:
             "GetActions": self._unary(self._actions),
         }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
-        bound: int = self._server.add_insecure_port(f"{host}:{port}")
+        try:
+            bound: int = self._server.add_insecure_port(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        except RuntimeError:  # gRPC's own, with the reason in its log only
+            raise InvalidInput("lerobot_port", "a free port that may be used", f"{host}:{port}") from None
         await self._server.start()
         self._sweeper = asyncio.ensure_future(self._sweep())
         return bound
@@ -106,7 +109,7 @@ class LeRobotService:
 
     async def _ready(self, _: bytes, context: grpc.aio.ServicerContext) -> bytes:
         peer = self._peers.get(context.peer())
-        if peer is None:
+        if peer is None or peer.evicted is not None:  # Ready begins anew: what another client has taken is not its own
             peer = self._open(context)
         peer.last_call = time.monotonic()
         peer.restart()
