@@ -186,6 +186,54 @@ def test_several_robots_at_once_keep_their_own_state() -> None:
             client.channel.close()
 
 
+def test_ready_after_a_takeover_begins_anew_and_resets_nobody_else() -> None:
+    name = (("x-robot-session", "arm"),)
+    with stub() as (rig, first):
+        second = Stub(rig.server.lerobot_port)
+        ready = [c.channel.unary_unary("/transport.AsyncInference/Ready", bytes, bytes) for c in (first, second)]
+        ready[0](b"", timeout=30, metadata=name)
+        ready[1](b"", timeout=30, metadata=name)
+        owner = rig.gateway.sessions.get("arm").owner
+        with pytest.raises(grpc.RpcError, match="taken over"):
+            first.call("GetActions")
+        first.setup()  # a new session, of no name
+        assert rig.gateway.sessions.get("arm").owner is owner and len(rig.gateway.sessions) == 2
+        ready[0](b"", timeout=30, metadata=name)
+        second.channel.close()
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        (dict(rename_map={"a": ["b"]}), "rename_map"),
+        (dict(rename_map={5: "b"}), "rename_map"),
+        (dict(per_chunk=10**30, rename_map=5), "rename_map"),
+    ],
+    ids=repr,
+)
+def test_odd_policies_are_refused_by_name(changes: dict, words: str) -> None:
+    with stub() as (_, client), pytest.raises(grpc.RpcError) as caught:
+        client.setup(**changes)
+    assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and words in caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("timed", "words"),
+    [
+        (TimedObservation(1e200, 0, {}), "timestamp"),
+        (TimedObservation(0.0, 0, {"joint_3.pos": 1e200}), "joint_3.pos"),
+    ],
+    ids=["time", "joint"],
+)
+def test_numbers_beyond_all_measure_are_refused_by_name(timed: TimedObservation, words: str) -> None:
+    with stub() as (_, client):
+        client.setup()
+        client.observe(TimedObservation(0.0, 0, raw(), True))
+        with pytest.raises(grpc.RpcError) as caught:
+            client.observe(timed)
+        assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT and words in caught.value.details()
+
+
 def test_faults_are_a_status_with_a_reason_never_an_empty_chunk() -> None:
     runner = FakeRunner()
     with stub(runner=runner) as (_rig, client):

@@ -149,8 +149,8 @@ def timed_observation(held: Held) -> Timed:
     if not isinstance(observation, dict) or not all(isinstance(key, str) for key in observation):
         raise InvalidInput("observation", "a map with text keys", type(observation).__name__)
     for key, value in observation.items():
-        if isinstance(value, int | float) and not abs(value) < _LARGEST:  # also true for NaN
-            raise InvalidInput(key[:80], "a finite number", f"{value!r:.80}")
+        if isinstance(value, int | float) and abs(value) > _LARGEST:
+            raise InvalidInput(key[:80], f"a number of at most {_LARGEST:g}", f"{value!r:.80}")
     return Timed(float(timestamp), timestep, bool(fields.get("must_go", False)), observation, held.module)
 
 
