@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 
 from oxygen.checkpoint.shipped import resolve
 from oxygen.core.config import EngineConfig
+from oxygen.core.errors import InvalidInput, RequestFault
 from oxygen.core.tasks import ActionTask, Observation, Sampling, TextTask
 from oxygen.engine.engine import Engine
 from oxygen.models.pi05.opening import read_pi05
@@ -20,12 +22,13 @@ KINDS = ("subtask", "narration", "memory", "answer")
 
 
 @cache
-def parts(role="company"):
+def parts(role="company", dtype="float32"):
     """A runner of its own for each role: rows belong to one engine at a time."""
     folder = resolve("oxygen-tiny")
     processor = read_pi05(folder).processor()
     runner = open_runner(
         folder,
+        dtype=dtype,
         max_contexts=5,
         max_texts=5,
         tail_len=64,
@@ -37,8 +40,8 @@ def parts(role="company"):
     return runner, processor
 
 
-def engine_of(role="company", **options):
-    runner, processor = parts(role)
+def engine_of(role="company", dtype="float32", **options):
+    runner, processor = parts(role, dtype)
     return Engine(runner, processor, EngineConfig(**({"debug": True, "max_batch": 1, "keep_context_s": 0.0} | options)))
 
 
@@ -56,9 +59,9 @@ def task_of(kind, seed, length):
 
 
 @cache
-def alone(number, task=None):
+def alone(number, task=None, dtype="float32"):
     """The chunk of a frame without any text; or one text of it, decoded in one go and alone."""
-    engine = engine_of("alone", budget="idle", text_slice_s=1e9)
+    engine = engine_of("alone", dtype, budget="idle", text_slice_s=1e9)
     ticket = engine.submit(observation(number, "alone"), ActionTask(seed=number), () if task is None else task)
     engine.step()
     result = ticket.actions(0).actions if task is None else ticket.text().result(0).token_ids
@@ -96,6 +99,32 @@ def test_actions_and_texts_do_not_depend_on_the_company_they_keep(schedule, budg
             assert result.token_ids == wanted[: len(result.token_ids)]
     engine.step()
     assert (engine.stats().context_rows, engine.stats().tail_rows) == (0, 0)
+    engine.close()
+
+
+@pytest.mark.parametrize("budget", ["fixed:1", "fixed:3"])
+def test_in_bfloat16_text_changes_no_actions_and_frames_change_no_text(budget):
+    """One text at a time, so that each product has the rows that it has alone: E3 is promised in float32 only."""
+    engine = engine_of("company", "bfloat16", budget=budget)
+    for seed, kind in enumerate(KINDS):
+        task = task_of(kind, seed % 3, 20)
+        ticket = engine.submit(observation(0, "left"), ActionTask(seed=0), task)
+        engine.step()
+        for number in (0, 1, 2, 3) * 8:
+            if not ticket.is_done:
+                frame = engine.submit(observation(number, "right"), ActionTask(seed=number))
+                engine.step()
+                assert np.array_equal(frame.actions(0).actions, alone(number, None, "bfloat16"))
+        assert np.array_equal(ticket.actions(0).actions, alone(0, None, "bfloat16"))
+        assert ticket.text().result(0).token_ids == alone(0, task, "bfloat16")
+    with pytest.raises(InvalidInput, match="state"):
+        engine.submit(replace(observation(0, "left"), state=np.full(4, np.nan)))
+    ticket = engine.submit(observation(0, "left"), ActionTask(noise=np.full((10, 4), 3.4e38, np.float32)))
+    engine.step()
+    with pytest.raises(RequestFault, match="not finite"):
+        ticket.actions(0)
+    engine.step()
+    assert (engine.status, engine.stats().context_rows, engine.stats().tail_rows) == ("ready", 0, 0)
     engine.close()
 
 

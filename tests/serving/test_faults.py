@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import math
 import socket
+import sys
 import threading
 import time
+import types
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +56,15 @@ def test_what_the_doors_cannot_have_ends_the_start_and_leaves_nothing(tmp_path: 
             with pytest.raises(InvalidInput, match=name), serve(**settings):
                 pass
             assert threading.active_count() <= before + 1  # gRPC keeps one
+
+
+def test_a_viewer_that_cannot_be_started_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(*_: Any) -> None:
+        raise RuntimeError("no executable")
+
+    monkeypatch.setitem(sys.modules, "oxygen.serving.viewer", types.SimpleNamespace(Viewer=absent))
+    with pytest.raises(InvalidInput, match="rerun"), serve(rerun=True):
+        pass
 
 
 def test_a_log_level_that_is_none_is_said(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

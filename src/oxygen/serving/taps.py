@@ -22,5 +22,8 @@ def open_taps(settings: ServeSettings) -> list[Tap]:
             from oxygen.serving.viewer import Viewer
         except ImportError:
             raise InvalidInput("rerun", "the extra `rerun` to be installed", "no package rerun-sdk") from None
-        taps.append(Viewer())
+        try:
+            taps.append(Viewer())
+        except RuntimeError as error:  # the package is there, the program that it starts is not
+            raise InvalidInput("rerun", "a viewer that can be started", f"{error!s:.80}") from None
     return taps
