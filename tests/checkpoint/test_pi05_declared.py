@@ -164,3 +164,22 @@ def test_every_key_is_taken_or_refused_by_name(
             assert not message or any(word in message for word in words), f"{case}: {message}"
             num_refused += bool(message)
     assert num_refused > 10
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "value"),
+    [
+        ("tokenizer.json", ("model", "continuing_subword_prefix"), "x" * 5000),  # the library panics
+        ("tokenizer.json", ("model", "vocab", "<pad>"), 2**31),
+        ("tokenizer.json", ("decoder", "decoders", 0, "type"), []),
+        ("assets/metaworld-8/norm_stats.json", ("norm_stats", "state", "q01", 0), 10**400),
+    ],
+    ids=lambda v: str(v)[:30],
+)
+def test_files_beside_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture, name: str, path: tuple[Any, ...], value: Any
+) -> None:
+    folder = shutil.copytree(resolve("oxygen-tiny"), tmp_path / "x")
+    content = json.loads((folder / name).read_text())
+    (folder / name).write_text(json.dumps(changed(content, path, value)))
+    refused(folder, Path(name).name, capsys)

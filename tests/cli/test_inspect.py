@@ -320,3 +320,8 @@ def test_on_a_terminal_it_is_laid_out(capsys: pytest.CaptureFixture, monkeypatch
     assert status == 0
     assert "tensors: stored" not in out and "\x1b[" in out
     assert all(text in out for text in ("tensors", "known unused", "131"))
+
+
+def test_a_size_that_is_a_part_too_is_refused(capsys: pytest.CaptureFixture) -> None:
+    status, _, err = inspect(capsys, OPENPI, "--set", "vision=5", "--set", "vision.num_heads=4")
+    assert status == 1 and "--set: expected" in err and "vision" in err

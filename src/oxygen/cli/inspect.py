@@ -82,6 +82,8 @@ def parse_overrides(pairs: list[str]) -> dict[str, Any]:
         inner = overrides
         for key in outer:
             inner = inner.setdefault(key, {})
+            if not isinstance(inner, dict):
+                raise InvalidInput("--set", f"{key} as a size or as a part that has sizes", repr(pair))
         inner[last] = int(number)
     return overrides
 

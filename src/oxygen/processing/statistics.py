@@ -40,7 +40,7 @@ class FieldStatistics:
                 continue
             try:
                 array = np.array(values[name], dtype=np.float64)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 raise CheckpointError(f"{where}: {name} is not a list of numbers") from None
             if array.ndim != 1 or not array.size:
                 raise CheckpointError(f"{where}: {name} has shape {list(array.shape)}, expected one axis")

@@ -21,6 +21,7 @@ import tokenizers
 from oxygen.core.errors import CheckpointError
 
 _SPACE = "\u2581"
+_MAX_IDS = 2**24
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 _BOS_NAMES = ("<bos>", "<s>", "<|begin_of_text|>")
 _EOS_NAMES = ("<eos>", "</s>", "<|endoftext|>", "<|im_end|>", "<|end_of_text|>")
@@ -168,8 +169,10 @@ def _from_json(path: Path, bos: str | None, eos: Sequence[str]) -> Tokenizer:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         model = tokenizers.Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises bare Exception for a file that it cannot use
-        raise CheckpointError(f"{path}: not a tokenizer file: {error}") from error
+    except BaseException as error:  # the library raises bare Exception, or panics (no Exception), for an unfit file
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"{path}: not a tokenizer file: {error!s:.200}") from error
     # Words of an operator that look like a control token are words, not control.
     model.encode_special_tokens = True
     model.no_padding()
@@ -179,6 +182,10 @@ def _from_json(path: Path, bos: str | None, eos: Sequence[str]) -> Tokenizer:
     special = frozenset(i for i, is_special in added.items() if is_special)
     # A word of the vocabulary may look like a control token (</s> is one of HTML's): only what is declared so is one.
     control = {name: i for name, i in ids.items() if i in special} or ids
+    if not ids or max(ids.values()) >= _MAX_IDS:
+        raise CheckpointError(
+            f"{path}: expected from 1 to {_MAX_IDS} tokens, got ids to {max(ids.values(), default=-1)}"
+        )
     names = [""] * (max(ids.values()) + 1)
     for name, i in ids.items():
         names[i] = name
@@ -209,13 +216,13 @@ def _reader(decoder: dict[str, Any] | None, path: Path) -> Callable[[str], bytes
     """How the names of a `tokenizer.json` spell bytes, from the decoder that the file declares."""
     if decoder is None:
         return lambda name: f" {name}".encode()  # whole words, parted by spaces
-    kinds = {part["type"] for part in decoder.get("decoders", [decoder])}
+    kinds = {str(part["type"]) for part in decoder.get("decoders", [decoder])}
     if "ByteLevel" in kinds:
         table = _byte_alphabet()
         return lambda name: bytes(table[c] for c in name) if all(c in table for c in name) else name.encode()
     if kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}:
         return _spelled
-    raise CheckpointError(f"{path}: unknown decoder {sorted(kinds)}")
+    raise CheckpointError(f"{path}: unknown decoder {sorted(kinds)!s:.200}")
 
 
 def _spelled(name: str) -> bytes:
