@@ -10,7 +10,7 @@ from pathlib import Path
 
 from oxygen.checkpoint.shipped import SHIPPED
 from oxygen.core.config import EngineConfig
-from oxygen.models.pi05.spec import PRESETS
+from oxygen.runtime.presets import PRESETS, is_preset
 from oxygen.serving import logs
 from oxygen.serving.app import build_app
 from oxygen.serving.open import open_engine
@@ -109,4 +109,5 @@ def _announce(settings: ServeSettings, port: int, folder: str) -> None:
     doors = f"dashboard and API http://{host}:{port}, robots ws://{host}:{port}"
     if settings.lerobot_port:
         doors += f", LeRobot grpc://{host}:{settings.lerobot_port}"
-    print(f"oxygen serves {folder}: {doors}", flush=True)
+    weights = " (random weights: texts and actions mean nothing)" if is_preset(folder) else ""
+    print(f"oxygen serves {folder}{weights}: {doors}", flush=True)

@@ -12,6 +12,7 @@ from oxygen.checkpoint.values import is_finite, same_values
 from oxygen.core.errors import CheckpointError
 from oxygen.models.qwen3_vl.names import ACTION, PROJECT, TABLE, VISUAL
 from oxygen.models.qwen3_vl.opening import Qwen3VLFolder, read_qwen3_vl
+from oxygen.models.qwen3_vl.spec import Qwen3VLSpec
 from oxygen.processing.starvla import read_dataset_statistics
 from oxygen.processing.statistics import Statistics
 
@@ -44,7 +45,7 @@ def report_qwen3_vl(checkpoint: Checkpoint, look: Any) -> dict[str, Any]:
     except CheckpointError as error:
         problems.append(str(error))
         return report | {"warnings": warnings, "problems": problems}
-    report |= _sizes(opened)
+    report |= sizes_qwen3_vl(opened.spec)
     report["tensors"] = _tensors(opened, look.with_values, problems)
     _processing(opened, report, warnings)
     if opened.spec.heads and not sets and look.needs_statistics:
@@ -52,8 +53,8 @@ def report_qwen3_vl(checkpoint: Checkpoint, look: Any) -> dict[str, Any]:
     return report | {"warnings": warnings, "problems": problems}
 
 
-def _sizes(opened: Qwen3VLFolder) -> dict[str, Any]:
-    spec = opened.spec
+def sizes_qwen3_vl(spec: Qwen3VLSpec) -> dict[str, Any]:
+    """Sizes, parameters, experts and memory of a context."""
     per_token = {name: spec.kv_bytes_per_token(size) for name, size in DTYPE_BYTES.items()}
     return {
         "sizes": spec.to_dict(),
