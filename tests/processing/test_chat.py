@@ -17,7 +17,7 @@ from oxygen.processing.chat import BUILT_IN, QUERY, build_templates, common_leng
 from oxygen.processing.chat_config import ChatConfig
 from oxygen.processing.grid import fit_to_grid, grid_size
 from oxygen.processing.prompts import state_text
-from oxygen.processing.starvla import from_units, read_dataset_statistics, to_units
+from oxygen.processing.starvla import read_dataset_statistics
 
 ALL = tuple(ActionTask(name) for name in EXPERTS)
 SEEN = Observation({"front": picture()}, np.array([0.5, 1.0, 8.0]), "pick up the red block")
@@ -148,22 +148,20 @@ def test_pictures_come_in_the_robots_order():
 
 
 def test_chunks_in_robot_units():
-    found = processor(mask=[True, True, False])
+    found = processor()
     inputs = found.encode(SEEN, ALL, ())
     normal = np.full((4, 7), 0.5, np.float32)
-    assert found.decode_actions(normal, inputs, "pi")[0].tolist() == [0.5, 3.0, 0.5]
+    assert found.decode_actions(normal, inputs, "pi")[0].tolist() == [0.5, 3.0, 1.0]
     assert found.decode_actions(normal, inputs, "gr00t")[0].tolist() == [0.25, 2.5, 0.5]
-    assert found.decode_actions(normal, inputs, "oft")[0].tolist() == [0.5, 3.0, 1.0]
-    assert found.decode_actions(normal * 0.9, inputs, "oft")[0, 2] == 0.0
-    assert found.decode_actions(normal * 9, inputs, "pi")[0].tolist() == [1.0, 4.0, 1.0]  # clipped
+    assert found.decode_actions(normal * 1.1, inputs, "oft")[0, 2] == 1.0
+    assert found.decode_actions(normal, inputs, "oft")[0].tolist() == [0.5, 3.0, 0.0]  # at its threshold: not above
+    assert found.decode_actions(normal * 9, inputs, "pi")[0].tolist() == [1.0, 4.0, 2.0]  # clipped
     for bad, error in (
         (np.full((4, 7), np.nan, np.float32), OxygenError),
         (np.zeros((4, 3), np.float32), InvalidInput),
     ):
         with pytest.raises(error):
             found.decode_actions(bad, inputs, "pi")
-    low, high = np.array([0.0, 1.0]), np.array([2.0, 1.0])
-    assert np.allclose(to_units(from_units(np.array([0.3, 1.0]), low, high), low, high), [0.3, 1.0])
 
 
 def test_the_state_is_normalised_where_it_is_asked_for():
@@ -192,15 +190,13 @@ def test_bad_requests_say_what_is_wrong():
 
 def test_bad_configurations_are_refused():
     with pytest.raises(CheckpointError, match="no control token"):
-        build_templates({"a": {"text": "x", "chat": "<|odd|>{images}{text}"}}, None, {}, tokenizer())
+        build_templates({"a": {"text": "x", "chat": "<|odd|>{images}{text}"}}, {}, None, {}, tokenizer())
     with pytest.raises(CheckpointError, match="images"):
-        build_templates({"a": {"text": "x", "chat": "{text}"}}, None, {}, tokenizer())
+        build_templates({"a": {"text": "x", "chat": "{text}"}}, {}, None, {}, tokenizer())
     with pytest.raises(CheckpointError, match="unknown settings colour"):
         ChatConfig.from_dict({"robot": "x", "experts": {}, "colour": 1})
     with pytest.raises(CheckpointError, match="experts"):
         ChatConfig.from_dict({"robot": "x"})
-    with pytest.raises(CheckpointError, match="state_normalization"):
-        processor(state_normalization="zscore")
     with pytest.raises(CheckpointError, match=r"no token <.odd.>"):
         processor(image_tokens=("<|odd|>", "<|image_pad|>", "<|vision_end|>"))
     found = processor().config

@@ -19,14 +19,14 @@ from oxygen.core.errors import CheckpointError, InvalidInput, OxygenError
 from oxygen.core.inputs import ContextInputs, EncodedTask, ModelInputs
 from oxygen.core.tasks import ActionTask, Observation, TextTask
 from oxygen.processing.chat import ChatTemplate, build_templates, common_length
-from oxygen.processing.chat_config import NORMALIZATIONS, ChatConfig, ExpertOutput
+from oxygen.processing.chat_config import ChatConfig, ExpertOutput
 from oxygen.processing.grid import fit_to_grid
 from oxygen.processing.images import as_picture
 from oxygen.processing.prompts import state_text
 from oxygen.processing.robots import build_robot
 from oxygen.processing.robots.robot import as_state
-from oxygen.processing.starvla import from_units, to_units
-from oxygen.processing.statistics import FieldStatistics, Statistics
+from oxygen.processing.starvla import UNNORM_KEY, KeyedObservation, choose, from_units, modes_of, to_units
+from oxygen.processing.statistics import Statistics
 from oxygen.processing.tokenizer import Tokenizer
 
 log = logging.getLogger("oxygen.processing")
@@ -36,12 +36,14 @@ log = logging.getLogger("oxygen.processing")
 class EncodedChat(ModelInputs):
     """ModelInputs with what made them, so that a late question can be put on a context that exists.
 
-    open_from: tokens up to the end of the pictures; a text shares at least these or nothing.
+    open_from: tokens up to the end of the pictures; a text shares at least these or nothing. statistics: for the way
+    back to robot units.
     """
 
     words: Mapping[str, str | None] = field(default_factory=dict)
     image_ids: tuple[int, ...] = ()
     open_from: int = 1
+    statistics: Statistics | None = None
 
 
 class ChatProcessor:
@@ -49,31 +51,24 @@ class ChatProcessor:
     for.
     """
 
-    def __init__(
-        self,
-        config: ChatConfig,
-        tokenizer: Tokenizer,
-        statistics: Statistics | None = None,
-        mask: Sequence[bool] | None = None,
-    ) -> None:
-        """mask: actions that are normalised (None: all). Raises CheckpointError where the parts do not fit each
-        other.
+    def __init__(self, config: ChatConfig, tokenizer: Tokenizer, sets: Sequence[Statistics] = ()) -> None:
+        """sets: statistics to choose from. One that does not fit the robot is not on offer. Where the configuration
+        names none of several, every request must. Raises CheckpointError where the parts do not fit each other.
         """
-        self.config, self.tokenizer, self.statistics = config, tokenizer, statistics
+        self.config, self.tokenizer = config, tokenizer
         try:
             self.robot = build_robot(config.robot)
         except InvalidInput as error:
             raise CheckpointError(f"processor: {error}") from error
         horizons = {name: output.horizon for name, output in config.experts.items()}
-        self.templates = build_templates(config.templates, config.wrapper, horizons, tokenizer)
+        prompts = {name: output.prompt for name, output in config.experts.items() if output.prompt is not None}
+        self.templates = build_templates(config.templates, prompts, config.wrapper, horizons, tokenizer)
         self.kinds = tuple(kind for kind in self.templates if kind not in config.experts and kind != "action")
         self._image_ids = tuple(self._control(name) for name in config.image_tokens)
-        self._mask = None if mask is None else np.asarray(mask, dtype=bool)
-        for name, output in config.experts.items():
-            if self.robot.action_dim > output.action_dim:
-                raise CheckpointError(f"robot {self.robot.name}: more actions than expert {name} has")
-            self._check_statistics("actions", output.normalization, self.robot.action_dim)
-        self._check_statistics("state", config.state_normalization, self.robot.state_dim)
+        self._modes = {name: self._action_modes(name, output) for name, output in config.experts.items()}
+        self._state_modes = self._modes_of_state()
+        read = [("actions", modes) for modes in self._modes.values()] + [("state", self._state_modes)]
+        self.sets, self.statistics = choose(sets, config.asset_id, read)
         vocab_size = config.vocab_size or tokenizer.vocab_size
         self.forbidden_ids = tokenizer.forbidden(config.forbidden, vocab_size) if config.forbidden else None
         self._warned: set[str] = set()
@@ -86,15 +81,22 @@ class ChatProcessor:
         frame_id: int | None = None,
         captured_at: float | None = None,
     ) -> Observation:
-        """Read one message of this robot. Raises InvalidInput with the field, expected and got."""
+        """Read one message of this robot, and the `unnorm_key` in it. Raises InvalidInput with the field, expected and
+        got.
+        """
+        key = raw.get(UNNORM_KEY)
+        raw = {name: value for name, value in raw.items() if name != UNNORM_KEY}
         images, state, prompt = self.robot.parse(raw, self._warned)
-        return Observation(images, state, prompt, session, frame_id, captured_at)
+        return KeyedObservation(images, state, prompt, session, frame_id, captured_at, key)
 
     def encode(self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask]) -> EncodedChat:
         """Encode a frame with its tasks. Raises InvalidInput."""
         pictures = self._pictures(observation.images)
-        state, words = self._words(observation)
+        statistics = self._statistics_of(observation, bool(actions))
+        state, words = self._words(observation, statistics)
         image_ids = self._image_tokens(pictures)
+        if state is None and any(self._output(task.expert)[1].state_dim for task in actions):
+            raise InvalidInput("state", f"{self.robot.state_dim} numbers, which an expert reads", "none")
         asked = [self._for_action(task.expert).token_ids(words, image_ids, self.tokenizer) for task in actions]
         wanted = [self._text_ids(task, words, image_ids) for task in texts]
         open_from = max(start for _, start in (*asked, *wanted))
@@ -118,7 +120,8 @@ class ChatProcessor:
                 task = EncodedTask(at)
             speaking.append(task)
         unshared = sum(task.context != 0 for task in speaking)
-        return EncodedChat(tuple(contexts), acting, tuple(speaking), state, unshared, words, image_ids, open_from)
+        found = (state, unshared, words, image_ids, open_from, statistics)
+        return EncodedChat(tuple(contexts), acting, tuple(speaking), *found)
 
     def encode_text(self, inputs: ModelInputs, text: TextTask) -> EncodedTask | None:
         """Encode a late question on context 0 of a frame encoded before; None where too little of it can be shared."""
@@ -131,28 +134,26 @@ class ChatProcessor:
         """Tokens that a text's own prompt takes of its row at most: all behind the pictures. Without an observation its
         instruction counts as nothing.
         """
-        words = {"prompt": "", "state": ""} if observation is None else self._words(observation)[1]
+        words: dict[str, str | None] = {"prompt": "", "state": ""}
+        if observation is not None:
+            _, words = self._words(observation, self._statistics_of(observation, False))
         ids, start = self._text_ids(text, words, self._image_ids)
         return len(ids) - start
 
     def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
         """[H, action_dim] float32 normalised, of an expert -> [H, robot action_dim] float64 in robot units."""
-        output = self._output(expert)
+        name, output = self._output(expert)
         if actions.ndim != 2 or actions.shape[1] != output.action_dim:
             raise InvalidInput("actions", f"[horizon, {output.action_dim}]", f"{list(actions.shape)}")
         if not np.isfinite(actions).all():
             raise OxygenError("actions are not finite")
-        dim = self.robot.action_dim
-        normal = actions[:, :dim].astype(np.float64)
+        normal = actions[:, : self.robot.action_dim].astype(np.float64)
         if output.is_clipped:
             normal = np.clip(normal, -1.0, 1.0)
-        decoded = normal
-        if output.normalization != "identity":
-            decoded = to_units(normal, *self._range("actions", output.normalization, dim))
-            if self._mask is not None:
-                decoded = np.where(self._mask[:dim], decoded, normal)
-        for place, threshold in output.binary.items():
-            decoded[:, int(place)] = normal[:, int(place)] >= threshold
+        statistics = inputs.statistics if isinstance(inputs, EncodedChat) else self.statistics
+        decoded = to_units(normal, self._modes[name], statistics.actions if statistics else None)
+        for place, (threshold, below, above) in output.binary.items():
+            decoded[:, int(place)] = np.where(normal[:, int(place)] > threshold, above, below)
         return decoded
 
     def describe(self) -> dict[str, Any]:
@@ -171,6 +172,7 @@ class ChatProcessor:
             "text_trained": config.text_trained,
             "wrapper": config.wrapper,
             "normalization": {
+                "asset_ids": list(self.sets),
                 "asset_id": statistics.asset_id if statistics else None,
                 "digest": statistics.digest if statistics else None,
             },
@@ -185,12 +187,12 @@ class ChatProcessor:
             raise CheckpointError(f"the tokenizer has no token {name}")
         return vocabulary.names.index(name)
 
-    def _output(self, expert: str) -> ExpertOutput:
+    def _output(self, expert: str) -> tuple[str, ExpertOutput]:
         outputs = self.config.experts
-        found = outputs.get(expert) or (next(iter(outputs.values())) if expert == "action" and outputs else None)
-        if found is None:
+        name = next(iter(outputs), expert) if expert == "action" and expert not in outputs else expert
+        if name not in outputs:
             raise InvalidInput("expert", f"one of {', '.join(outputs)}", repr(expert))
-        return found
+        return name, outputs[name]
 
     def _for_action(self, expert: str) -> ChatTemplate:
         found = self.templates.get(expert) or self.templates.get("action")
@@ -229,14 +231,15 @@ class ChatProcessor:
         side = self.config.token_pixels**2
         return tuple(i for p in pictures for i in (start, *(pad,) * (p.shape[0] * p.shape[1] // side), end))
 
-    def _words(self, observation: Observation) -> tuple[np.ndarray | None, dict[str, str | None]]:
+    def _words(
+        self, observation: Observation, statistics: Statistics | None
+    ) -> tuple[np.ndarray | None, dict[str, str | None]]:
         prompt = observation.prompt if observation.prompt is not None else self.config.default_prompt
         self._check_words("prompt", prompt)
-        if observation.state is None or not self.robot.state_dim:
+        if observation.state is None or not self._state_modes:
             return None, {"prompt": prompt, "state": None}
         state = as_state(observation.state, "state", self.robot.state_dim)
-        if self.config.state_normalization != "identity":
-            state = from_units(state, *self._range("state", self.config.state_normalization, len(state)))
+        state = from_units(state, self._state_modes, statistics.state if statistics else None)
         return state.astype(np.float32), {"prompt": prompt, "state": state_text(state)}
 
     def _check_words(self, name: str, text: str | None) -> None:
@@ -247,21 +250,37 @@ class ChatProcessor:
         except UnicodeEncodeError as error:
             raise InvalidInput(name, "text that UTF-8 can hold", f"{error.reason} at {error.start}") from None
 
-    def _check_statistics(self, name: str, mode: str, dim: int) -> None:
-        if mode == "identity" or not dim:
-            return
-        found: FieldStatistics | None = getattr(self.statistics, name) if self.statistics else None
-        if found is None or any(getattr(found, key) is None for key in NORMALIZATIONS[mode]):
-            raise CheckpointError(f"normalisation of {name} by {mode}: the statistics lack {NORMALIZATIONS[mode]}")
-        if found.dim < dim:
-            raise CheckpointError(
-                f"statistics know {found.dim} dimensions of {name}, robot {self.robot.name} has {dim}"
-            )
+    def _modes_of_state(self) -> tuple[str, ...]:
+        """Of each number of the state; nothing where nobody reads it."""
+        dim = self.robot.state_dim
+        for name, output in self.config.experts.items():
+            if output.state_dim not in (0, dim):
+                raise CheckpointError(
+                    f"robot {self.robot.name}: {dim} numbers of state, expert {name} reads {output.state_dim}"
+                )
+        is_read = any(output.state_dim for output in self.config.experts.values())
+        if is_read or any("state" in template.fields() for template in self.templates.values()):
+            return modes_of(self.config.state_normalization, dim, "processor: state_normalization")
+        return ()
 
-    def _range(self, name: str, mode: str, dim: int) -> tuple[np.ndarray, np.ndarray]:
-        found: FieldStatistics = getattr(self.statistics, name)
-        low, high = (getattr(found, key)[:dim] for key in NORMALIZATIONS[mode])
-        return low, high
+    def _action_modes(self, name: str, output: ExpertOutput) -> tuple[str, ...]:
+        dim = self.robot.action_dim
+        if dim > output.action_dim:
+            raise CheckpointError(f"robot {self.robot.name}: {dim} actions, expert {name} has {output.action_dim}")
+        if odd := [place for place in output.binary if int(place) >= dim]:
+            raise CheckpointError(f"processor: experts.{name}: binary: dimension {odd[0]} of {dim}")
+        return modes_of(output.normalization, dim, f"processor: experts.{name}: normalization")
+
+    def _statistics_of(self, observation: Observation, is_acted_on: bool) -> Statistics | None:
+        """Those that the observation names, else the checkpoint's own; required where a number goes through them."""
+        key = observation.unnorm_key if isinstance(observation, KeyedObservation) else None
+        is_needed = is_acted_on or any(mode != "identity" for mode in self._state_modes)
+        if key is None and (self.statistics is not None or not self.sets or not is_needed):
+            return self.statistics
+        if not isinstance(key, str) or key not in self.sets:
+            got = "none, and the checkpoint has several" if key is None else repr(key)[:80]
+            raise InvalidInput(UNNORM_KEY, f"one of {', '.join(self.sets) or '(none)'}", got)
+        return self.sets[key]
 
 
 def _on_core(ids: tuple[int, ...], core: tuple[int, ...], open_from: int) -> EncodedTask | None:

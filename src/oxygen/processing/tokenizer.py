@@ -152,7 +152,7 @@ def byte_tokenizer() -> Tokenizer:
 
 
 def byte_tokenizer_with(control: Mapping[str, int], symbols: Mapping[str, int], eos_ids: Sequence[int]) -> Tokenizer:
-    """One token per byte, under its own number; control tokens, and symbols that are one token each, at ids from 256 on.
+    """One token per byte, under its own number; control tokens, and symbols that are one token each, at ids above 255.
 
     For chat models with random weights: their sizes say where the control tokens are.
     """

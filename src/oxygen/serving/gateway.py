@@ -32,6 +32,7 @@ from oxygen.tickets.ticket import Ticket
 log = logging.getLogger("oxygen.serving")
 
 T = TypeVar("T")
+WARM_UP_PATIENCE_S = 300.0
 
 
 class Gateway:
@@ -57,6 +58,15 @@ class Gateway:
 
     async def in_thread(self, call: Callable[..., T], *args: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._pool, call, *args)
+
+    async def until_warm(self) -> bool:
+        """Wait for the model, as clients wait for a port that opens late; False when that takes too long."""
+        deadline = time.monotonic() + WARM_UP_PATIENCE_S
+        while self.engine.status == "warming":
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
 
     # Sessions
 

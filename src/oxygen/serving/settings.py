@@ -48,14 +48,17 @@ class ServeSettings:
     repeated_frames_warning: int = 20
     control_hz: float | None = None
     lerobot_port: int | None = None
+    starvla_port: int | None = None
     record: Path | None = None
     rerun: bool = False
     drain_s: float = 10.0
     debug: bool = False
 
     def __post_init__(self) -> None:
-        if not 0 <= self.port <= 65535:
-            raise InvalidInput("port", "an integer from 0 to 65535", repr(self.port))
+        for name in ("port", "lerobot_port", "starvla_port"):
+            port = getattr(self, name)
+            if port is not None and not 0 <= port <= 65535:
+                raise InvalidInput(name, "an integer from 0 to 65535", repr(port))
         for name in ("max_connections", "max_frame_bytes", "max_body_bytes", "max_sessions", "max_in_flight"):
             if getattr(self, name) < 1:
                 raise InvalidInput(name, "an integer of at least 1", repr(getattr(self, name)))

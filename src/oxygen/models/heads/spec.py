@@ -71,7 +71,7 @@ class PiSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gr00tSpec:
     """Flow DiT of StarVLA's GR00T head: even blocks look at the last hidden states, odd ones at the head's own
-    tokens.
+    tokens. state_dim: of its state token, 0 for a head that was trained without one.
     """
 
     name: str
@@ -83,7 +83,7 @@ class Gr00tSpec:
     inner_width: int
     horizon: int
     action_dim: int
-    state_dim: int = 7
+    state_dim: int
     num_steps: int = 4
     stage: Stage = "residual"
     num_learned: int = NUM_LEARNED

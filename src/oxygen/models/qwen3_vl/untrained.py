@@ -31,7 +31,13 @@ def untrained_qwen3_vl(spec: Qwen3VLSpec, robot: str) -> tuple[dict[str, Any], C
     heads = tuple(replace(head, state_dim=built.state_dim) if head.name == "gr00t" else head for head in heads)
     config = ChatConfig(
         robot=robot,
-        experts={head.name: ExpertOutput(head.horizon, head.action_dim, "identity", False, {}) for head in heads},
+        experts={
+            head.name: ExpertOutput(
+                head.horizon, head.action_dim, "identity", False, {}, state_dim=head.shape().state_dim
+            )
+            for head in heads
+        },
+        state_normalization="identity",
         text_trained=False,
         vocab_size=spec.vocab_size,
         token_pixels=spec.vision.token_pixels,
