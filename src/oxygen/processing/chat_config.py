@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
+from math import isfinite
 from typing import Any
 
 from oxygen.core.errors import CheckpointError
@@ -77,6 +78,8 @@ class ChatConfig:
     def __post_init__(self) -> None:
         if self.min_pixels > self.max_pixels:
             raise CheckpointError(f"processor: min_pixels {self.min_pixels} is above max_pixels {self.max_pixels}")
+        if (self.first_size or 0) ** 2 > self.max_pixels:
+            raise CheckpointError(f"processor: first_size {self.first_size}: more than max_pixels {self.max_pixels}")
 
     @classmethod
     def from_dict(cls, written: Mapping[str, Any]) -> ChatConfig:
@@ -104,7 +107,7 @@ def _is_modes(value: Any) -> bool:
 def _is_binary(value: Any) -> bool:
     def is_rule(told: Any) -> bool:
         numbers = told if isinstance(told, list | tuple) else ()
-        return len(numbers) == 3 and all(type(n) in (int, float) for n in numbers)
+        return len(numbers) == 3 and all(type(n) in (int, float) and isfinite(n) for n in numbers)
 
     return isinstance(value, Mapping) and all(str(k).isdecimal() and is_rule(v) for k, v in value.items())
 

@@ -48,7 +48,7 @@ class EncodedChat(ModelInputs):
 
 class ChatProcessor:
     """The room's front door for chat models. Safe to use from several threads. kinds: text kinds that may be asked
-    for.
+    for. image_token_ids: before a picture, for each of its tokens, and behind it.
     """
 
     def __init__(self, config: ChatConfig, tokenizer: Tokenizer, sets: Sequence[Statistics] = ()) -> None:
@@ -64,7 +64,9 @@ class ChatProcessor:
         prompts = {name: output.prompt for name, output in config.experts.items() if output.prompt is not None}
         self.templates = build_templates(config.templates, prompts, config.wrapper, horizons, tokenizer)
         self.kinds = tuple(kind for kind in self.templates if kind not in config.experts and kind != "action")
-        self._image_ids = tuple(self._control(name) for name in config.image_tokens)
+        self.image_token_ids = tuple(self._control(name) for name in config.image_tokens)
+        if silent := [name for name in config.experts if not {name, "action"} & self.templates.keys()]:
+            raise CheckpointError(f"processor: templates: no prompt for expert {silent[0]}")
         self._modes = {name: self._action_modes(name, output) for name, output in config.experts.items()}
         self._state_modes = self._modes_of_state()
         read = [("actions", modes) for modes in self._modes.values()] + [("state", self._state_modes)]
@@ -137,7 +139,7 @@ class ChatProcessor:
         words: dict[str, str | None] = {"prompt": "", "state": ""}
         if observation is not None:
             _, words = self._words(observation, self._statistics_of(observation, False))
-        ids, start = self._text_ids(text, words, self._image_ids)
+        ids, start = self._text_ids(text, words, self.image_token_ids)
         return len(ids) - start
 
     def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
@@ -213,6 +215,8 @@ class ChatProcessor:
 
     def _pictures(self, images: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
         """Those that came, in the robot's order, each as large as the model takes it."""
+        if not isinstance(images, Mapping):
+            raise InvalidInput("images", "a map of camera to picture", type(images).__name__)
         config, found = self.config, []
         for camera in self.robot.cameras:
             if images.get(camera.name) is None:
@@ -227,7 +231,7 @@ class ChatProcessor:
         return tuple(found)
 
     def _image_tokens(self, pictures: Sequence[np.ndarray]) -> tuple[int, ...]:
-        start, pad, end = self._image_ids
+        start, pad, end = self.image_token_ids
         side = self.config.token_pixels**2
         return tuple(i for p in pictures for i in (start, *(pad,) * (p.shape[0] * p.shape[1] // side), end))
 
@@ -243,6 +247,8 @@ class ChatProcessor:
         return state.astype(np.float32), {"prompt": prompt, "state": state_text(state)}
 
     def _check_words(self, name: str, text: str | None) -> None:
+        if text is not None and not isinstance(text, str):
+            raise InvalidInput(name, "text", type(text).__name__)
         if text is not None and len(text) > self.config.max_prompt_chars:
             raise InvalidInput(name, f"at most {self.config.max_prompt_chars} characters", f"{len(text)}")
         try:

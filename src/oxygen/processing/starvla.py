@@ -129,9 +129,9 @@ def _misfit(name: str, modes: Sequence[str], statistics: Statistics | None) -> s
         return None
     found: FieldStatistics | None = getattr(statistics, name) if statistics else None
     missing = sorted(key for key in wanted if found is None or getattr(found, key) is None)
-    where = f"statistics {statistics.asset_id!r} lack" if statistics else "there are no statistics, so no"
     if found is None or missing:
-        return f"normalisation of {name} by {', '.join(sorted(set(modes)))}: {where} {', '.join(missing)} of {name}"
+        lack = f"statistics {statistics.asset_id!r} lack {', '.join(missing)}" if statistics else "no statistics"
+        return f"normalisation of {name} by {', '.join(sorted(set(modes)))}: {lack}"
     if found.dim < len(modes):
         return f"statistics know {found.dim} dimensions of {name}, the robot has {len(modes)}"
     return None

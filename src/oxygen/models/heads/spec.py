@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from oxygen.checkpoint.fields import read_fields
 from oxygen.core.errors import CheckpointError
 from oxygen.layers.experts import ExpertShape, Reads, Stage, Tap
 
 TIME_WIDTH = 256
 MAX_POSITIONS = 1024
 NUM_LEARNED = 32
+MAX_STEPS = 1000
 TOPOLOGIES = ("all_cross", "interleaved")
 
 
@@ -144,19 +146,12 @@ def head_to_dict(head: HeadSpec) -> dict[str, Any]:
 
 
 def head_from_dict(data: Mapping[str, Any]) -> HeadSpec:
-    """Inverse of head_to_dict. Raises CheckpointError naming what is unknown or missing."""
+    """Inverse of head_to_dict. Raises CheckpointError naming what is unknown, missing or of a wrong type."""
     kind = data.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(f"head: kind {kind!r}, expected one of {', '.join(KINDS)}")
-    cls = KINDS[kind]
-    known = {f.name for f in fields(cls)}
-    needed = {f.name for f in fields(cls) if f.default is f.default_factory}
     given = {key: value for key, value in data.items() if key != "kind"}
-    unknown, missing = sorted(given.keys() - known), sorted(needed - given.keys())
-    for word, found in (("unknown", unknown), ("missing", missing)):
-        if found:
-            raise CheckpointError(f"head of kind {kind}: {word} {', '.join(found)}")
-    return cls(**given)
+    return read_fields(KINDS[kind], given, f"head of kind {kind}")
 
 
 def _common_parameters(head: PiSpec | Gr00tSpec, width: int) -> int:
@@ -174,6 +169,10 @@ def _check(head: Any) -> None:
         least = 0 if f.name in ("state_dim", "token_id", "num_learned") else 1
         if type(value) is int and value < least:
             raise CheckpointError(f"head {head.name}: {f.name} must be at least {least}, got {value}")
+    if not head.name.isidentifier():
+        raise CheckpointError(f"head {head.name!r}: a name of letters, digits and _ is expected")
+    if getattr(head, "num_steps", 1) > MAX_STEPS:
+        raise CheckpointError(f"head {head.name}: num_steps {head.num_steps} of at most {MAX_STEPS}")
     if hasattr(head, "num_heads") and head.width % head.num_heads:
         raise CheckpointError(f"head {head.name}: width {head.width} in {head.num_heads} heads")
     if head.horizon > MAX_POSITIONS:

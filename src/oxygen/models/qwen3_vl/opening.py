@@ -33,6 +33,7 @@ from oxygen.processing.starvla import read_dataset_statistics
 from oxygen.processing.statistics import Statistics
 from oxygen.processing.tokenizer import load_tokenizer
 
+_OF_MODEL, _OF_HEADS = {"vocab_size", "token_pixels"}, {"horizon", "action_dim", "state_dim"}
 _FIRST_SIZE = 224
 """StarVLA presses every picture into this square before the trunk's own processor sees it."""
 
@@ -66,7 +67,9 @@ class Qwen3VLFolder:
     @property
     def processor_config(self) -> ChatConfig:
         """What oxygen.json says under `processor`, with the sizes of the model. Raises CheckpointError."""
-        told = dict(self.checkpoint.declared.get("processor") or {})
+        declared = self.checkpoint.declared
+        told = {key: declared[key] for key in ("robot", "asset_id") if key in declared}
+        told |= declared.get("processor") or {}
         if self.robot is not None:
             told["robot"] = self.robot
         if self.asset_id is not None:
@@ -79,6 +82,8 @@ class Qwen3VLFolder:
             raise CheckpointError(
                 f"{self.where}: processor.experts names heads that are not there: {', '.join(unknown)}"
             )
+        if fixed := sorted((_OF_MODEL & told.keys()) | {key for e in given.values() for key in _OF_HEADS & e.keys()}):
+            raise CheckpointError(f"{self.where}: processor: {', '.join(fixed)} must not be said: the model fixes it")
         self._check_prompts(told, given)
         told["experts"] = {
             name: {
@@ -92,7 +97,10 @@ class Qwen3VLFolder:
         told |= {"vocab_size": self.spec.vocab_size, "token_pixels": self.spec.vision.token_pixels}
         if heads:
             told.setdefault("first_size", _FIRST_SIZE)
-        return ChatConfig.from_dict(told)
+        try:
+            return ChatConfig.from_dict(told)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.where}: {error}") from None
 
     def _check_prompts(self, told: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """What stood around the instruction in training is not in the weights, so it must have been said."""
@@ -116,10 +124,17 @@ class Qwen3VLFolder:
         if path is None:
             raise CheckpointError(f"{self.where}: no tokenizer (tokenizer.json); copy it from the original checkpoint")
         config, loaded = self.processor_config, load_tokenizer(path)
+        sets = self._statistics(config)
         try:
-            made = ChatProcessor(config, loaded, self._statistics(config))
+            made = ChatProcessor(config, loaded, sets)
         except CheckpointError as error:
             raise CheckpointError(f"{self.where}: {error}") from error
+        spec = self.spec
+        if made.image_token_ids != (wanted := (spec.vision_start_id, spec.image_id, spec.vision_end_id)):
+            raise CheckpointError(
+                f"{self.where}: the model's tokens around pictures are {list(wanted)}, "
+                f"{' '.join(config.image_tokens)} are {list(made.image_token_ids)}"
+            )
         for head in self.spec.heads:
             if isinstance(head, OftSpec):
                 self._check_queries(head, made)
@@ -173,6 +188,8 @@ def read_qwen3_vl(
     if checkpoint.family != "qwen3_vl" or checkpoint.tensors is None:
         raise CheckpointError(f"{checkpoint.folder}: wrong family: {checkpoint.family}, expected qwen3_vl")
     index, where = checkpoint.tensors, str(checkpoint.folder)
+    if foreign := sorted({"token_table", "lora_scale"} & checkpoint.declared.keys()):
+        raise CheckpointError(f"{where}: {', '.join(foreign)} in oxygen.json: not for this family")
     prefix = STARVLA if any(name.startswith(STARVLA) for name in index) else ""
     shapes = {name.removeprefix(prefix): index[name].shape for name in index}
     told: dict[str, Any] = {**dict(checkpoint.declared.get("spec") or {}), **dict(overrides or {})}

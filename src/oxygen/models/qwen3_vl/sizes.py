@@ -14,7 +14,7 @@ from typing import Any
 from oxygen.core.errors import CheckpointError
 from oxygen.models.heads.spec import HeadSpec, head_from_dict
 from oxygen.models.qwen3_vl.names import ACTION, DIT, PROJECT, TABLE, TEXT, VISUAL
-from oxygen.models.qwen3_vl.spec import PRESETS, Qwen3VLSpec, QwenSpec, QwenVisionSpec
+from oxygen.models.qwen3_vl.spec import PRESETS, Qwen3VLSpec
 
 _STANDARD = PRESETS["qwen3vl-4b"]
 _EXPLICIT: dict[str, tuple[str, ...]] = {
@@ -29,56 +29,59 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 def read_trunk(shapes: Shapes, config: Mapping[str, Any], told: Mapping[str, Any], where: str) -> Qwen3VLSpec:
     """The spec without heads. told: sizes that go before those of config.json. Raises CheckpointError."""
-    text, vision = config.get("text_config") or {}, config.get("vision_config") or {}
-    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
+    text, vision = (_map(config, name, where) for name in ("text_config", "vision_config"))
+    rope = _map(text, "rope_scaling", where) or _map(text, "rope_parameters", where)
     try:
         layer, block = TEXT + "layers.0.", VISUAL + "blocks.0."
         vocab_size, width = shapes[TABLE]
         (head_dim,) = shapes[layer + "self_attn.q_norm.weight"]
-        trunk = QwenSpec(
-            width=width,
-            depth=_count(shapes, TEXT + r"layers\.(\d+)\."),
-            mlp_width=shapes[layer + "mlp.up_proj.weight"][0],
-            num_heads=shapes[layer + "self_attn.q_proj.weight"][0] // head_dim,
-            num_kv_heads=shapes[layer + "self_attn.k_proj.weight"][0] // head_dim,
-            head_dim=head_dim,
-            rope_theta=float(text.get("rope_theta", rope.get("rope_theta", _STANDARD.trunk.rope_theta))),
-            rope_sections=tuple(rope.get("mrope_section", _STANDARD.trunk.rope_sections)),
-        )
+        trunk = {
+            "width": width,
+            "depth": _count(shapes, TEXT + r"layers\.(\d+)\."),
+            "mlp_width": shapes[layer + "mlp.up_proj.weight"][0],
+            "num_heads": shapes[layer + "self_attn.q_proj.weight"][0] // head_dim,
+            "num_kv_heads": shapes[layer + "self_attn.k_proj.weight"][0] // head_dim,
+            "head_dim": head_dim,
+            "rope_theta": text.get("rope_theta", rope.get("rope_theta", _STANDARD.trunk.rope_theta)),
+            "rope_sections": rope.get("mrope_section", _STANDARD.trunk.rope_sections),
+        }
         tower_width = shapes[VISUAL + "patch_embed.proj.bias"][0]
-        tower = QwenVisionSpec(
-            width=tower_width,
-            depth=_count(shapes, VISUAL + r"blocks\.(\d+)\."),
-            mlp_width=shapes[block + "mlp.linear_fc1.bias"][0],
-            num_heads=vision.get("num_heads", _STANDARD.vision.num_heads),
-            taps=tuple(vision.get("deepstack_visual_indexes", _STANDARD.vision.taps)),
-            patch_size=shapes[VISUAL + "patch_embed.proj.weight"][-1],
-            merge=math.isqrt(shapes[VISUAL + "merger.linear_fc1.bias"][0] // tower_width),
-            table_side=math.isqrt(shapes[VISUAL + "pos_embed.weight"][0]),
-        )
+        tower = {
+            "width": tower_width,
+            "depth": _count(shapes, VISUAL + r"blocks\.(\d+)\."),
+            "mlp_width": shapes[block + "mlp.linear_fc1.bias"][0],
+            "num_heads": vision.get("num_heads", _STANDARD.vision.num_heads),
+            "taps": vision.get("deepstack_visual_indexes", _STANDARD.vision.taps),
+            "patch_size": shapes[VISUAL + "patch_embed.proj.weight"][-1],
+            "merge": math.isqrt(shapes[VISUAL + "merger.linear_fc1.bias"][0] // tower_width),
+            "table_side": math.isqrt(shapes[VISUAL + "pos_embed.weight"][0]),
+        }
     except KeyError as error:
         raise CheckpointError(f"{where}: missing tensors: {error.args[0]}") from None
+    except (ValueError, IndexError, ZeroDivisionError):
+        raise CheckpointError(f"{where}: tensors of the first layers have shapes of no Qwen3-VL") from None
     eos = text.get("eos_token_id", _STANDARD.eos_ids)
     spec = {
-        "trunk": trunk,
-        "vision": tower,
+        "trunk": trunk | _map(told, "trunk", where),
+        "vision": tower | _map(told, "vision", where),
         "vocab_size": vocab_size,
         "image_id": config.get("image_token_id", _STANDARD.image_id),
         "vision_start_id": config.get("vision_start_token_id", _STANDARD.vision_start_id),
         "vision_end_id": config.get("vision_end_token_id", _STANDARD.vision_end_id),
-        "eos_ids": (eos,) if isinstance(eos, int) else tuple(eos),
+        "eos_ids": (eos,) if isinstance(eos, int) else eos,
     }
-    written = Qwen3VLSpec(**spec).to_dict() if not told else _merged(spec, told)  # type: ignore[arg-type]
-    return Qwen3VLSpec.from_dict(written)
+    spec |= {key: value for key, value in told.items() if key not in ("trunk", "vision")}
+    try:
+        return Qwen3VLSpec.from_dict(spec)
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
 
 
-def _merged(spec: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes with those told put over them, part by part; unknown names are refused where the spec is built."""
-    parts = {"trunk": spec["trunk"], "vision": spec["vision"]}
-    plain: dict[str, Any] = {key: value for key, value in spec.items() if key not in parts}
-    for name, part in parts.items():
-        plain[name] = {field: getattr(part, field) for field in part.__slots__} | dict(told.get(name) or {})
-    return plain | {key: value for key, value in told.items() if key not in parts}
+def _map(data: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
+    found = data.get(name) or {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(f"{where}: {name}: expected a map, got {found!r:.80}")
+    return dict(found)
 
 
 def read_heads(shapes: Shapes, told: Any, where: str) -> list[HeadSpec]:
@@ -105,7 +108,10 @@ def read_heads(shapes: Shapes, told: Any, where: str) -> list[HeadSpec]:
             f'({{"spec": {{"heads": [{{...}}]}}}}): no tensor shows it'
             + (" (horizon: future_action_window_size + 1)" if "horizon" in open_ else "")
         )
-    return [head_from_dict(merged)]
+    try:
+        return [head_from_dict(merged)]
+    except CheckpointError as error:
+        raise CheckpointError(f"{where}: {error}") from None
 
 
 def _derived_head(shapes: Shapes) -> dict[str, Any] | None:

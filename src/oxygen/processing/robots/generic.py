@@ -40,6 +40,8 @@ def generic(
     if sum(part.dim for part in parts) != action_dim:
         raise InvalidInput("robot.actions", f"parts of {action_dim} dimensions together", f"{[p.dim for p in parts]}")
     slots = {name: {"slot": told} if isinstance(told, str) else dict(told) for name, told in cameras.items()}
+    if without := [name for name, told in slots.items() if not isinstance(told.get("slot"), str)]:
+        raise InvalidInput("robot.cameras", "a slot for each camera", f"none for {without[0]}")
     if len({told["slot"] for told in slots.values()}) != len(slots):
         raise InvalidInput("robot.cameras", "one slot for each camera", f"{ {n: t['slot'] for n, t in slots.items()} }")
     return Robot(
