@@ -18,8 +18,10 @@ import msgpack
 import numpy as np
 import pytest
 from models.qwen3_vl.folders import starvla
+from models.qwen3_vl.test_fast import checkpoint
 from openpi_client.websocket_client_policy import WebsocketClientPolicy
 from processing.chat_cases import picture
+from processing.fast_cases import chunks, encode, write_tokenizer
 from serving.rig import HORIZON, observation, serve
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
@@ -27,6 +29,7 @@ from websockets.sync.client import ClientConnection, connect
 from oxygen.core.config import EngineConfig
 from oxygen.core.tasks import ActionTask, TextTask
 from oxygen.engine.engine import Engine
+from oxygen.processing.chat_processor import ChatProcessor
 from oxygen.processing.starvla import KeyedObservation
 from oxygen.serving import wire
 from oxygen.serving.server import BackgroundServer
@@ -202,6 +205,30 @@ def test_a_checkpoint_that_names_its_data_set_needs_no_key(tmp_path: Path) -> No
         np.testing.assert_array_equal(policy.infer(frame)["actions"], by_default[0])
         name = client.metadata["session"]
         assert len(engine.ask(name, TextTask("answer", "why?", max_new_tokens=5)).text().result(60).token_ids) <= 5
+
+
+def test_chunks_that_are_written_as_text(tmp_path: Path) -> None:
+    """A FAST checkpoint: the ids of a text become the chunk; one that says no whole chunk is an error, never zeros."""
+    folder, first_id = checkpoint(tmp_path / "fast")
+    bpe, low = write_tokenizer(tmp_path / "same")
+    script = [first_id + i for i in encode(bpe, low, chunks(9, 1)[0])]
+    with served(folder) as (server, engine), Client(server.starvla_port or 0) as client:
+        assert client.metadata["action_chunk_size"] == 4 and client.metadata["model_action_dim"] == 3
+        assert "reference" in client.refused(examples=[example()])  # what random weights write
+
+        def said(items: Any, rounds: int, after_round: Any) -> None:
+            live, place = list(items), 0
+            while live and place < rounds:
+                tokens = [[*script, 0][item.num_generated + place] for item in live]
+                live = [item for item, stays in zip(live, after_round(tokens), strict=True) if stays]
+                place += 1
+
+        engine.runner.decode = said  # type: ignore[method-assign]
+        actions = client.ask(examples=[example(), example(1)], unnorm_key="bridge")["data"]["actions"]
+        processor = engine.processor
+        assert isinstance(processor, ChatProcessor)
+        expected = processor.fast.chunk(script, processor.sets["bridge"])
+        np.testing.assert_array_equal(actions, [expected, expected])
 
 
 def test_a_client_that_leaves_takes_its_frame_with_it_and_a_fault_is_an_answer() -> None:

@@ -25,7 +25,8 @@ def read_fields(cls: type[T], data: Any, where: str, path: str = "") -> T:
     for word, found in (("unknown", data.keys() - known.keys()), ("missing", needed - data.keys())):
         if found:
             raise CheckpointError(f"{where}: {word} {', '.join(sorted(f'{path}{name}' for name in found))}")
-    hints, values = get_type_hints(cls), {}
+    hints = get_type_hints(cls)
+    values: dict[str, Any] = {}
     for name, value in data.items():
         hint = hints[name]
         if is_dataclass(hint):

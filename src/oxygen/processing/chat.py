@@ -124,3 +124,15 @@ def build_templates(
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Tokens that two prompts begin with in common."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def check_words(name: str, text: str | None, max_chars: int) -> None:
+    """Refuse what is no text, too long, or not to be written in UTF-8. Raises InvalidInput."""
+    if text is not None and not isinstance(text, str):
+        raise InvalidInput(name, "text", type(text).__name__)
+    if text is not None and len(text) > max_chars:
+        raise InvalidInput(name, f"at most {max_chars} characters", f"{len(text)}")
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(name, "text that UTF-8 can hold", f"{error.reason} at {error.start}") from None

@@ -7,8 +7,12 @@ from dataclasses import MISSING, asdict, dataclass, fields
 from math import isfinite
 from typing import Any
 
+import numpy as np
+
 from oxygen.core.errors import CheckpointError
-from oxygen.processing.starvla import NORMALIZATIONS
+from oxygen.processing.robots import Robot
+from oxygen.processing.starvla import NORMALIZATIONS, modes_of, to_units
+from oxygen.processing.statistics import Statistics
 
 Modes = str | tuple[str, ...]
 """A name of NORMALIZATIONS for all dimensions, or one for each."""
@@ -45,6 +49,45 @@ class ExpertOutput:
         read["binary"] = {str(place): tuple(told) for place, told in read["binary"].items()}
         return cls(**read)
 
+    def modes(self, name: str, robot: Robot) -> tuple[str, ...]:
+        """One for each of the robot's actions. Raises CheckpointError where they do not fit it."""
+        dim = robot.action_dim
+        if dim > self.action_dim:
+            raise CheckpointError(f"robot {robot.name}: {dim} actions, expert {name} has {self.action_dim}")
+        if odd := [place for place in self.binary if int(place) >= dim]:
+            raise CheckpointError(f"processor: experts.{name}: binary: dimension {odd[0]} of {dim}")
+        return modes_of(self.normalization, dim, f"processor: experts.{name}: normalization")
+
+    def units(self, chunk: np.ndarray, modes: tuple[str, ...], statistics: Statistics | None) -> np.ndarray:
+        """[H, action_dim] normalised -> [H, D] float64 in robot units. modes: one for each of the robot's D actions."""
+        normal = chunk[:, : len(modes)].astype(np.float64)
+        if self.is_clipped:
+            normal = np.clip(normal, -1.0, 1.0)
+        decoded = to_units(normal, modes, statistics.actions if statistics else None)
+        for place, (threshold, below, above) in self.binary.items():
+            decoded[:, int(place)] = np.where(normal[:, int(place)] > threshold, above, below)
+        return decoded
+
+
+@dataclass(frozen=True)
+class FastOutput:
+    """Action chunks as FAST tokens. folder: of the FAST tokenizer, below the checkpoint's. first_id: of its tokens, in
+    the trunk's vocabulary.
+    """
+
+    folder: str
+    first_id: int
+    output: ExpertOutput
+
+    @classmethod
+    def read(cls, written: Any) -> FastOutput:
+        """From plain data: the fields of an ExpertOutput, `folder` and `first_id`. Raises CheckpointError."""
+        told = dict(written) if isinstance(written, Mapping) else {}
+        folder, first_id = told.pop("folder", None), told.pop("first_id", None)
+        if not isinstance(folder, str) or type(first_id) is not int or first_id < 0:
+            raise CheckpointError(f"processor: fast: expected a map with folder and first_id, got {written!r:.80}")
+        return cls(folder, first_id, ExpertOutput.read("fast", told))
+
 
 @dataclass(frozen=True)
 class ChatConfig:
@@ -55,7 +98,7 @@ class ChatConfig:
     are pressed into before anything else (None: not at all). min_pixels, max_pixels and token_pixels: of the model's
     own resize. image_tokens: names of the control tokens before a picture, for each of its tokens, and behind it.
     state_normalization: of the state that prompts and experts read; None where none does. asset_id: which statistics
-    are meant where a request does not say it (StarVLA's `unnorm_key`).
+    are meant where a request does not say it (StarVLA's `unnorm_key`). fast: of chunks that are written as text.
     """
 
     robot: str | Mapping[str, Any]
@@ -73,6 +116,7 @@ class ChatConfig:
     forbidden: tuple[str, ...] = ("special",)
     vocab_size: int | None = None
     asset_id: str | None = None
+    fast: FastOutput | None = None
     text_trained: bool | None = None
 
     def __post_init__(self) -> None:
@@ -88,11 +132,16 @@ class ChatConfig:
             raise CheckpointError(f"processor: does not say {', '.join(missing)}")
         read = _checked("processor", written, _SETTINGS)
         read["experts"] = {name: ExpertOutput.read(name, told) for name, told in read["experts"].items()}
+        read["fast"] = None if read.get("fast") is None else FastOutput.read(read["fast"])
         return cls(**read)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data for a configuration file."""
-        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+        fast = self.fast
+        told = None if fast is None else {"folder": fast.folder, "first_id": fast.first_id, **asdict(fast.output)}
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()} | {
+            "fast": told
+        }
 
 
 def _is_whole(value: Any) -> bool:
@@ -151,6 +200,7 @@ _SETTINGS: dict[str, _Kind] = {
     "forbidden": (_is_words, "a list of names"),
     "vocab_size": _WHOLE_OR_NONE,
     "asset_id": _TEXT_OR_NONE,
+    "fast": (lambda value: value is None or isinstance(value, Mapping), "a map, or null"),
     "text_trained": (lambda value: value is None or isinstance(value, bool), "true, false or null"),
 }
 

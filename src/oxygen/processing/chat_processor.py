@@ -18,14 +18,15 @@ import numpy as np
 from oxygen.core.errors import CheckpointError, InvalidInput, OxygenError
 from oxygen.core.inputs import ContextInputs, EncodedTask, ModelInputs
 from oxygen.core.tasks import ActionTask, Observation, TextTask
-from oxygen.processing.chat import ChatTemplate, build_templates, common_length
+from oxygen.processing.chat import ChatTemplate, build_templates, check_words, common_length
 from oxygen.processing.chat_config import ChatConfig, ExpertOutput
+from oxygen.processing.fast import FAST, FastCodec, FastExpert
 from oxygen.processing.grid import fit_to_grid
 from oxygen.processing.images import as_picture
 from oxygen.processing.prompts import state_text
 from oxygen.processing.robots import build_robot
 from oxygen.processing.robots.robot import as_state
-from oxygen.processing.starvla import UNNORM_KEY, KeyedObservation, choose, from_units, modes_of, to_units
+from oxygen.processing.starvla import UNNORM_KEY, KeyedObservation, choose, from_units, modes_of
 from oxygen.processing.statistics import Statistics
 from oxygen.processing.tokenizer import Tokenizer
 
@@ -48,12 +49,20 @@ class EncodedChat(ModelInputs):
 
 class ChatProcessor:
     """The room's front door for chat models. Safe to use from several threads. kinds: text kinds that may be asked
-    for. image_token_ids: before a picture, for each of its tokens, and behind it.
+    for. image_token_ids: before a picture, for each of its tokens, and behind it. fast: where chunks may be written as
+    text: its tasks are asked for like any text, and it reads what they say.
     """
 
-    def __init__(self, config: ChatConfig, tokenizer: Tokenizer, sets: Sequence[Statistics] = ()) -> None:
+    def __init__(
+        self,
+        config: ChatConfig,
+        tokenizer: Tokenizer,
+        sets: Sequence[Statistics] = (),
+        codec: FastCodec | None = None,
+    ) -> None:
         """sets: statistics to choose from. One that does not fit the robot is not on offer. Where the configuration
-        names none of several, every request must. Raises CheckpointError where the parts do not fit each other.
+        names none of several, every request must. codec: for `config.fast`. Raises CheckpointError where the parts do
+        not fit each other.
         """
         self.config, self.tokenizer = config, tokenizer
         try:
@@ -62,17 +71,26 @@ class ChatProcessor:
             raise CheckpointError(f"processor: {error}") from error
         horizons = {name: output.horizon for name, output in config.experts.items()}
         prompts = {name: output.prompt for name, output in config.experts.items() if output.prompt is not None}
+        if config.fast is not None:
+            prompts[FAST] = config.fast.output.prompt or "{prompt}"
         self.templates = build_templates(config.templates, prompts, config.wrapper, horizons, tokenizer)
-        self.kinds = tuple(kind for kind in self.templates if kind not in config.experts and kind != "action")
+        self.kinds = tuple(kind for kind in self.templates if kind not in (*config.experts, "action", FAST))
         self.image_token_ids = tuple(self._control(name) for name in config.image_tokens)
         if silent := [name for name in config.experts if not {name, "action"} & self.templates.keys()]:
             raise CheckpointError(f"processor: templates: no prompt for expert {silent[0]}")
-        self._modes = {name: self._action_modes(name, output) for name, output in config.experts.items()}
+        self._modes = {name: output.modes(name, self.robot) for name, output in config.experts.items()}
         self._state_modes = self._modes_of_state()
-        read = [("actions", modes) for modes in self._modes.values()] + [("state", self._state_modes)]
-        self.sets, self.statistics = choose(sets, config.asset_id, read)
         vocab_size = config.vocab_size or tokenizer.vocab_size
         self.forbidden_ids = tokenizer.forbidden(config.forbidden, vocab_size) if config.forbidden else None
+        self.fast: FastExpert | None = None
+        read = [("actions", modes) for modes in self._modes.values()] + [("state", self._state_modes)]
+        if config.fast is not None and codec is not None:
+            self.fast = FastExpert(
+                codec, config.fast.first_id, config.fast.output, config.fast.output.modes(FAST, self.robot)
+            )
+            self.forbidden_ids = self.fast.forbidden(tokenizer, vocab_size, self.forbidden_ids)
+            read.append(("actions", self.fast.modes))
+        self.sets, self.statistics = choose(sets, config.asset_id, read)
         self._warned: set[str] = set()
 
     def parse(
@@ -94,10 +112,11 @@ class ChatProcessor:
     def encode(self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask]) -> EncodedChat:
         """Encode a frame with its tasks. Raises InvalidInput."""
         pictures = self._pictures(observation.images)
-        statistics = self._statistics_of(observation, bool(actions))
+        statistics = self.statistics_of(observation, bool(actions) or any(task.kind == FAST for task in texts))
         state, words = self._words(observation, statistics)
         image_ids = self._image_tokens(pictures)
-        if state is None and any(self._output(task.expert)[1].state_dim for task in actions):
+        outputs = [self._output(task.expert)[1] for task in actions]
+        if state is None and any(output.state_dim for output in outputs):
             raise InvalidInput("state", f"{self.robot.state_dim} numbers, which an expert reads", "none")
         asked = [self._for_action(task.expert).token_ids(words, image_ids, self.tokenizer) for task in actions]
         wanted = [self._text_ids(task, words, image_ids) for task in texts]
@@ -138,7 +157,7 @@ class ChatProcessor:
         """
         words: dict[str, str | None] = {"prompt": "", "state": ""}
         if observation is not None:
-            _, words = self._words(observation, self._statistics_of(observation, False))
+            _, words = self._words(observation, self.statistics_of(observation, False))
         ids, start = self._text_ids(text, words, self.image_token_ids)
         return len(ids) - start
 
@@ -149,14 +168,8 @@ class ChatProcessor:
             raise InvalidInput("actions", f"[horizon, {output.action_dim}]", f"{list(actions.shape)}")
         if not np.isfinite(actions).all():
             raise OxygenError("actions are not finite")
-        normal = actions[:, : self.robot.action_dim].astype(np.float64)
-        if output.is_clipped:
-            normal = np.clip(normal, -1.0, 1.0)
         statistics = inputs.statistics if isinstance(inputs, EncodedChat) else self.statistics
-        decoded = to_units(normal, self._modes[name], statistics.actions if statistics else None)
-        for place, (threshold, below, above) in output.binary.items():
-            decoded[:, int(place)] = np.where(normal[:, int(place)] > threshold, above, below)
-        return decoded
+        return output.units(actions, self._modes[name], statistics)
 
     def describe(self) -> dict[str, Any]:
         """Everything that an operator or a client should see, as plain data."""
@@ -169,6 +182,7 @@ class ChatProcessor:
             if config.experts
             else {"dim": robot.action_dim},
             "experts": config.to_dict()["experts"],
+            "fast": config.to_dict()["fast"],
             "image": {"first_size": config.first_size, "min_pixels": config.min_pixels, "order": "RGB"},
             "text_kinds": list(self.kinds),
             "text_trained": config.text_trained,
@@ -193,7 +207,7 @@ class ChatProcessor:
         outputs = self.config.experts
         name = next(iter(outputs), expert) if expert == "action" and expert not in outputs else expert
         if name not in outputs:
-            raise InvalidInput("expert", f"one of {', '.join(outputs)}", repr(expert))
+            raise InvalidInput("expert", f"one of {', '.join(outputs) or '(none)'}", repr(expert))
         return name, outputs[name]
 
     def _for_action(self, expert: str) -> ChatTemplate:
@@ -205,10 +219,12 @@ class ChatProcessor:
     def _text_ids(
         self, task: TextTask, words: Mapping[str, str | None], image_ids: Sequence[int]
     ) -> tuple[tuple[int, ...], int]:
-        if task.kind not in self.kinds:
+        if self.fast is not None and task.kind == FAST:
+            self.fast.check(task)
+        elif task.kind not in self.kinds:
             raise InvalidInput("kind", f"one of {', '.join(self.kinds) or '(none)'}", repr(task.kind))
         template = self.templates[task.kind]
-        self._check_words("question", task.question)
+        check_words("question", task.question, self.config.max_prompt_chars)
         if task.question is not None and "question" not in template.fields():
             raise InvalidInput("question", f"none: a {task.kind} task has no place for it", "a question")
         return template.token_ids({**words, "question": task.question}, image_ids, self.tokenizer)
@@ -239,22 +255,12 @@ class ChatProcessor:
         self, observation: Observation, statistics: Statistics | None
     ) -> tuple[np.ndarray | None, dict[str, str | None]]:
         prompt = observation.prompt if observation.prompt is not None else self.config.default_prompt
-        self._check_words("prompt", prompt)
+        check_words("prompt", prompt, self.config.max_prompt_chars)
         if observation.state is None or not self._state_modes:
             return None, {"prompt": prompt, "state": None}
         state = as_state(observation.state, "state", self.robot.state_dim)
         state = from_units(state, self._state_modes, statistics.state if statistics else None)
         return state.astype(np.float32), {"prompt": prompt, "state": state_text(state)}
-
-    def _check_words(self, name: str, text: str | None) -> None:
-        if text is not None and not isinstance(text, str):
-            raise InvalidInput(name, "text", type(text).__name__)
-        if text is not None and len(text) > self.config.max_prompt_chars:
-            raise InvalidInput(name, f"at most {self.config.max_prompt_chars} characters", f"{len(text)}")
-        try:
-            (text or "").encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInput(name, "text that UTF-8 can hold", f"{error.reason} at {error.start}") from None
 
     def _modes_of_state(self) -> tuple[str, ...]:
         """Of each number of the state; nothing where nobody reads it."""
@@ -269,15 +275,7 @@ class ChatProcessor:
             return modes_of(self.config.state_normalization, dim, "processor: state_normalization")
         return ()
 
-    def _action_modes(self, name: str, output: ExpertOutput) -> tuple[str, ...]:
-        dim = self.robot.action_dim
-        if dim > output.action_dim:
-            raise CheckpointError(f"robot {self.robot.name}: {dim} actions, expert {name} has {output.action_dim}")
-        if odd := [place for place in output.binary if int(place) >= dim]:
-            raise CheckpointError(f"processor: experts.{name}: binary: dimension {odd[0]} of {dim}")
-        return modes_of(output.normalization, dim, f"processor: experts.{name}: normalization")
-
-    def _statistics_of(self, observation: Observation, is_acted_on: bool) -> Statistics | None:
+    def statistics_of(self, observation: Observation, is_acted_on: bool = True) -> Statistics | None:
         """Those that the observation names, else the checkpoint's own; required where a number goes through them."""
         key = observation.unnorm_key if isinstance(observation, KeyedObservation) else None
         is_needed = is_acted_on or any(mode != "identity" for mode in self._state_modes)

@@ -10,6 +10,7 @@ The server speaks first (metadata); then every binary message gets one binary an
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,6 +19,8 @@ import numpy as np
 from starlette.websockets import WebSocket
 
 from oxygen.core.errors import InvalidInput
+from oxygen.processing.chat_processor import ChatProcessor
+from oxygen.processing.fast import FAST, FastExpert
 from oxygen.processing.robots import Robot
 from oxygen.processing.starvla import UNNORM_KEY
 from oxygen.serving import metadata, tasks, wire
@@ -30,6 +33,7 @@ from oxygen.serving.sessions import Session
 from oxygen.serving.wire import WireLimits
 
 _INFER = ("infer", "predict_action")
+MAX_FAST_TOKENS = 256
 
 
 class StarvlaDoor:
@@ -107,7 +111,7 @@ class StarvlaDoor:
         try:
             for i, example in enumerate(examples):
                 self._flights.append(await self._take(i, as_map(example), as_map(payload)))
-            return np.stack([(await self._gateway.actions(flight)).actions for flight in self._flights])
+            return np.stack([await self._chunk(flight) for flight in self._flights])
         finally:
             self._cancel()
 
@@ -118,9 +122,29 @@ class StarvlaDoor:
             raw = {**_raw(example, f"examples[{i}]", robot, gateway.settings.max_prompt_chars)}
             if (key := self._unnorm_key(payload)) is not None:
                 raw[UNNORM_KEY] = key
-            return Frame(raw=raw, action=tasks.action_task(payload))
+            action = tasks.action_task(payload)
+            if (fast := self._fast(action.expert)) is None:
+                return Frame(raw=raw, action=action)
+            room = min(MAX_FAST_TOKENS, gateway.engine.runner.limits.tail_len)
+            return Frame(raw=raw, action=None, texts=(fast.task(room, seed=action.seed or 0),))
 
         return await gateway.take(self._session(i), read, "starvla")
+
+    def _fast(self, expert: str) -> FastExpert | None:
+        """Who writes chunks as text, where that is asked for by name, or the only way there is."""
+        found = self._gateway.engine.processor
+        if not isinstance(found, ChatProcessor) or (expert != FAST and found.config.experts):
+            return None
+        return found.fast
+
+    async def _chunk(self, flight: Flight) -> np.ndarray:
+        """[T, D] in robot units."""
+        processor = self._gateway.engine.processor
+        if not flight.ticket.texts or not isinstance(processor, ChatProcessor) or processor.fast is None:
+            return (await self._gateway.actions(flight)).actions
+        async with asyncio.timeout(self._gateway.settings.answer_timeout_s):
+            said = await flight.ticket.texts[0].result_async()
+        return processor.fast.chunk(said.token_ids, processor.statistics_of(flight.observation))
 
     def _unnorm_key(self, payload: Mapping[str, Any]) -> Any:
         """As the processor is to judge it; one that has a single set is not asked."""
@@ -148,11 +172,12 @@ class StarvlaDoor:
 def greeting(gateway: Gateway, session: str) -> dict[str, Any]:
     """Our metadata with StarVLA's names among them."""
     told = metadata.greeting(gateway, session)
-    normalization, limits = told["robot"].get("normalization", {}), gateway.engine.runner.limits
-    default = normalization.get("asset_id")
+    robot, limits = told["robot"], gateway.engine.runner.limits
+    normalization = robot.get("normalization", {})
+    default, written = normalization.get("asset_id"), None if robot.get("experts") else robot.get("fast")
     return told | {
-        "action_chunk_size": limits.horizon,
-        "model_action_dim": limits.action_dim,
+        "action_chunk_size": written["horizon"] if written else limits.horizon,
+        "model_action_dim": written["action_dim"] if written else limits.action_dim,
         "model_state_dim": gateway.processor.robot.state_dim,
         "available_unnorm_keys": normalization.get("asset_ids", [default] if default else []),
         "default_unnorm_key": default,

@@ -17,7 +17,7 @@ from oxygen.models.qwen3_vl.torch import build
 from oxygen.processing.chat import QUERY
 
 
-def spec_for(*heads) -> Qwen3VLSpec:
+def spec_for(*heads: HeadSpec, vocab_size: int = 512) -> Qwen3VLSpec:
     names = tokenizer().vocabulary.names
     tiny = PRESETS["qwen3vl-tiny"]
     plain = {name: getattr(tiny, name) for name in ("trunk", "vision")}
@@ -27,7 +27,13 @@ def spec_for(*heads) -> Qwen3VLSpec:
     }
     end = names.index("<|vision_end|>")
     return Qwen3VLSpec(
-        **plain, **at, vision_end_id=end, vocab_size=512, eos_ids=tokenizer().eos_ids, max_context_len=192, heads=heads
+        **plain,
+        **at,
+        vision_end_id=end,
+        vocab_size=vocab_size,
+        eos_ids=tokenizer().eos_ids,
+        max_context_len=192,
+        heads=heads,
     )
 
 

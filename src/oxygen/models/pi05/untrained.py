@@ -14,7 +14,7 @@ from oxygen.processing.tokenizer import byte_tokenizer
 
 def untrained_pi05(spec: Pi05Spec, robot: str) -> tuple[dict[str, Any], Processor]:
     """Sizes that this robot changes, and a processor for the changed model. Raises CheckpointError."""
-    changes = {"horizon": ROBOTS[robot]["horizon"] if robot in ROBOTS else spec.horizon}
+    changes: dict[str, Any] = {"horizon": ROBOTS[robot]["horizon"] if robot in ROBOTS else spec.horizon}
     spec = replace(spec, **changes)
     config = ProcessorConfig(
         robot=robot,

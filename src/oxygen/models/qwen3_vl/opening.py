@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from oxygen.checkpoint.fast import open_fast
 from oxygen.checkpoint.folder import Checkpoint, open_folder
 from oxygen.checkpoint.placement import Balance, balance
 from oxygen.checkpoint.values import fingerprint
@@ -95,7 +96,7 @@ class Qwen3VLFolder:
             for name, head in heads.items()
         }
         told |= {"vocab_size": self.spec.vocab_size, "token_pixels": self.spec.vision.token_pixels}
-        if heads:
+        if heads or told.get("fast"):
             told.setdefault("first_size", _FIRST_SIZE)
         try:
             return ChatConfig.from_dict(told)
@@ -104,7 +105,7 @@ class Qwen3VLFolder:
 
     def _check_prompts(self, told: Mapping[str, Any], given: Mapping[str, Any]) -> None:
         """What stood around the instruction in training is not in the weights, so it must have been said."""
-        if self.spec.heads and "wrapper" not in told:
+        if (self.spec.heads or told.get("fast")) and "wrapper" not in told:
             raise CheckpointError(
                 f"{self.where}: processor: wrapper must be said (a text around {{instruction}}, or null for none)"
             )
@@ -125,8 +126,11 @@ class Qwen3VLFolder:
             raise CheckpointError(f"{self.where}: no tokenizer (tokenizer.json); copy it from the original checkpoint")
         config, loaded = self.processor_config, load_tokenizer(path)
         sets = self._statistics(config)
+        codec = None
+        if (fast := config.fast) is not None:
+            codec = open_fast(self.checkpoint.folder / fast.folder, fast.output.horizon, fast.output.action_dim)
         try:
-            made = ChatProcessor(config, loaded, sets)
+            made = ChatProcessor(config, loaded, sets, codec)
         except CheckpointError as error:
             raise CheckpointError(f"{self.where}: {error}") from error
         spec = self.spec
@@ -160,7 +164,8 @@ class Qwen3VLFolder:
             theirs = {found.asset_id: found.digest for found in read_dataset_statistics(other.checkpoint.folder)[0]}
             if theirs and theirs != own:
                 raise CheckpointError(f"{other.where}: its statistics are not those of {self.where}")
-        for name, expert in config.experts.items():
+        outputs = {**config.experts, **({"fast": config.fast.output} if config.fast else {})}
+        for name, expert in outputs.items():
             partly = [key for key, mask in masks.items() if not all(mask)]
             if partly and isinstance(expert.normalization, str):
                 raise CheckpointError(

@@ -6,11 +6,12 @@ from dataclasses import replace
 from typing import Any
 
 from oxygen.core.errors import CheckpointError, InvalidInput
+from oxygen.models.heads.spec import Gr00tSpec, HeadSpec, OftSpec
 from oxygen.models.qwen3_vl.spec import Qwen3VLSpec, with_heads
 from oxygen.processing.chat import QUERY
 from oxygen.processing.chat_config import ChatConfig, ExpertOutput
 from oxygen.processing.chat_processor import ChatProcessor
-from oxygen.processing.robots import build_robot
+from oxygen.processing.robots import Robot, build_robot
 from oxygen.processing.tokenizer import byte_tokenizer_with
 
 HEADS = ("pi", "gr00t", "oft")
@@ -26,9 +27,7 @@ def untrained_qwen3_vl(spec: Qwen3VLSpec, robot: str) -> tuple[dict[str, Any], C
         built = build_robot(robot)
     except InvalidInput as error:
         raise CheckpointError(f"processor: {error}") from error
-    made = with_heads(spec, HEADS).heads
-    heads = tuple(replace(head, action_dim=built.action_dim) for head in made)
-    heads = tuple(replace(head, state_dim=built.state_dim) if head.name == "gr00t" else head for head in heads)
+    heads = tuple(_fitted(head, built) for head in with_heads(spec, HEADS).heads)
     config = ChatConfig(
         robot=robot,
         experts={
@@ -45,6 +44,11 @@ def untrained_qwen3_vl(spec: Qwen3VLSpec, robot: str) -> tuple[dict[str, Any], C
     end, finish = spec.eos_ids
     control = {"<|im_start|>": 256, "<|im_end|>": end, "<|endoftext|>": finish, "<|image_pad|>": spec.image_id}
     control |= {"<|vision_start|>": spec.vision_start_id, "<|vision_end|>": spec.vision_end_id}
-    tokenizer = byte_tokenizer_with(control, {QUERY: heads[-1].token_id}, (end, finish))
+    (query,) = (head.token_id for head in heads if isinstance(head, OftSpec))
     changes = {"heads": heads, "max_context_len": max(spec.max_context_len, CONTEXT_LEN)}
-    return changes, ChatProcessor(config, tokenizer)
+    return changes, ChatProcessor(config, byte_tokenizer_with(control, {QUERY: query}, (end, finish)))
+
+
+def _fitted(head: HeadSpec, robot: Robot) -> HeadSpec:
+    head = replace(head, action_dim=robot.action_dim)
+    return replace(head, state_dim=robot.state_dim) if isinstance(head, Gr00tSpec) else head
