@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from starlette.websockets import WebSocket
 
-from oxygen.core.errors import InvalidInput
+from oxygen.core.errors import Ended, InvalidInput
 from oxygen.processing.chat_processor import ChatProcessor
 from oxygen.processing.fast import FAST, FastExpert
 from oxygen.processing.robots import Robot
@@ -82,10 +82,10 @@ class StarvlaDoor:
             self._has_text_keys = wire.uses_text_keys(data[:4096])
             told["request_id"] = _request_id(message)
             kind = message.get("type", _INFER[0])
+            if not isinstance(kind, str) or kind not in ("ping", *_INFER):
+                raise InvalidInput("type", "ping, infer or predict_action", repr(kind)[:80])
             if kind == "ping":
                 return {"status": "ok", "ok": True, **told, "type": "ping"}
-            if not isinstance(kind, str) or kind not in _INFER:
-                raise InvalidInput("type", "ping, infer or predict_action", repr(kind)[:80])
             told["type"] = "inference_result"
             actions = await self._infer(message)
             return {"status": "ok", "ok": True, **told, "data": {"actions": actions}}
@@ -144,6 +144,8 @@ class StarvlaDoor:
             return (await self._gateway.actions(flight)).actions
         async with asyncio.timeout(self._gateway.settings.answer_timeout_s):
             said = await flight.ticket.texts[0].result_async()
+        if said.finish_reason not in ("stop", "length"):
+            raise Ended(said.finish_reason, f"the chunk was not finished: {said.finish_reason}")
         return processor.fast.chunk(said.token_ids, processor.statistics_of(flight.observation))
 
     def _unnorm_key(self, payload: Mapping[str, Any]) -> Any:
@@ -151,7 +153,8 @@ class StarvlaDoor:
         key, normalization = payload.get(UNNORM_KEY), self._gateway.processor.describe().get("normalization", {})
         if key is None or "asset_ids" in normalization:
             return key
-        if key != (only := normalization.get("asset_id")):
+        only = normalization.get("asset_id")
+        if not isinstance(key, str) or key != only:
             raise InvalidInput(UNNORM_KEY, f"{only!r}, or none", repr(key)[:80])
         return None
 

@@ -108,7 +108,7 @@ def _told(name: str) -> dict:
         ("gr00t", {}, "horizon, state_dim"),
         ("plain_pi", {"topology": "interleaved", "horizon": 5}, "state_dim"),
         ("oft", {"horizon": 5}, "token_id"),
-        ("pi", {}, "topology, horizon"),
+        ("pi", {}, r"topology, horizon must be said.*horizon: future_action_window_size \+ 1"),
     ],
 )
 def test_what_no_tensor_shows_must_be_said(tmp_path, name, told, missing):

@@ -59,7 +59,8 @@ class PiSpec:
         last = self.depth - 1
         taps = tuple(Tap(i, self.last_stage if i == last else "residual") for i in range(self.depth))
         reads = Reads(hidden=taps, width=self.feature_width)
-        return ExpertShape(self.name, "flow", self.horizon, self.action_dim, self.num_steps, 1, reads, self.state_dim)
+        state_dim = self.state_dim if self.topology == "interleaved" else 0  # all_cross: no token sees another
+        return ExpertShape(self.name, "flow", self.horizon, self.action_dim, self.num_steps, 1, reads, state_dim)
 
     def num_parameters(self) -> int:
         w = self.width

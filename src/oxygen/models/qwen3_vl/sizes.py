@@ -108,6 +108,11 @@ def read_heads(shapes: Shapes, told: Any, where: str) -> list[HeadSpec]:
             f'({{"spec": {{"heads": [{{...}}]}}}}): no tensor shows it'
             + (" (horizon: future_action_window_size + 1)" if "horizon" in open_ else "")
         )
+    layers = _count(shapes, TEXT + r"layers\.(\d+)\.")
+    if merged["kind"] == "pi" and merged["depth"] != layers:
+        raise CheckpointError(
+            f"{where}: head of kind pi: {merged['depth']} blocks on {layers} layers; it has one for each"
+        )
     try:
         return [head_from_dict(merged)]
     except CheckpointError as error:
