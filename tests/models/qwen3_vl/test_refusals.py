@@ -199,6 +199,20 @@ def test_a_renamed_folder_is_the_same_checkpoint(good, tmp_path):
     assert all(other.spec == opened[0].spec for other in opened) and opened[0].spec.heads == (PI,)
 
 
+def test_the_documented_example_opens(good, tmp_path):
+    page = (Path(__file__).parents[3] / "docs" / "starvla.md").read_text()
+    written = json.loads(page.split("```json")[1].split("```")[0])
+    folder = changed(good, tmp_path / "x", "processor", written["processor"])
+    told = json.loads((folder / "oxygen.json").read_text())
+    told["spec"]["heads"] = written["spec"]["heads"]
+    told["processor"] |= {"first_size": None}
+    (folder / "oxygen.json").write_text(json.dumps(told))
+    ranges = {"min": [-1] * 7, "max": [1] * 7}
+    statistics = {name: {"action": ranges, "state": ranges} for name in ("bridge", "rt1")}
+    (folder / "dataset_statistics.json").write_text(json.dumps(statistics))
+    assert list(read_qwen3_vl(folder).processor().sets) == ["bridge", "rt1"]
+
+
 @pytest.fixture(scope="module")
 def engine():
     config = EngineConfig(budget="fixed:2", debug=True)
