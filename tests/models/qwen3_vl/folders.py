@@ -50,7 +50,7 @@ OFT = OftSpec(
 
 
 OUTPUT = {"normalization": "minmax", "is_clipped": True, "binary": {}}
-TOLD = {"topology": "all_cross", "horizon": 4}
+TOLD = {"topology": "all_cross", "horizon": 4, "num_heads": 1}
 """What oxygen.json must say of PI."""
 
 

@@ -134,7 +134,7 @@ def test_inspect_of_both_kinds_of_folder(folders, tmp_path, capsys):
     assert report["experts"]["oft"]["horizon"] == 6 and report["text"]["kinds"] and not report["warnings"]
     assert main(["inspect", str(golden_folder(tmp_path / "plain"))]) == 0
     assert "transformers" in capsys.readouterr().out
-    report_of_broken = starvla(tmp_path / "broken", PI, {"horizon": 4})
+    report_of_broken = starvla(tmp_path / "broken", PI, {"horizon": 4, "num_heads": 1})
     assert main(["inspect", str(report_of_broken)]) == 1
     assert "topology must be said" in capsys.readouterr().err
 

@@ -34,7 +34,7 @@ HEADS = {
 }
 TOLD = {
     "pi": {"topology": "all_cross", "horizon": 5},
-    "plain_pi": {"topology": "interleaved", "horizon": 5, "state_dim": 0},
+    "plain_pi": {"topology": "interleaved", "horizon": 5, "state_dim": 0, "num_heads": 1},
     "gr00t": {"horizon": 5, "state_dim": 7},
     "oft": {"horizon": 5, "token_id": 99},
 }
@@ -106,7 +106,7 @@ def _told(name: str) -> dict:
     [
         ("pi", {"horizon": 5}, "topology"),
         ("gr00t", {}, "horizon, state_dim"),
-        ("plain_pi", {"topology": "interleaved", "horizon": 5}, "state_dim"),
+        ("plain_pi", {"topology": "interleaved", "horizon": 5}, "state_dim, num_heads"),
         ("oft", {"horizon": 5}, "token_id"),
         ("pi", {}, r"topology, horizon must be said.*horizon: future_action_window_size \+ 1"),
     ],

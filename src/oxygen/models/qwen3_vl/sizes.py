@@ -102,6 +102,8 @@ def read_heads(shapes: Shapes, told: Any, where: str) -> list[HeadSpec]:
     wanted = _EXPLICIT[merged["kind"]]
     if merged.get("topology") == "interleaved":  # in the other form the state token has no effect
         wanted += ("state_dim",)
+    if merged["kind"] == "pi" and not merged["projects"]:  # the others' attention heads are known to have 64 numbers
+        wanted += ("num_heads",)
     if open_ := [name for name in wanted if name not in merged]:
         raise CheckpointError(
             f"{where}: head of kind {merged['kind']}: {', '.join(open_)} must be said in oxygen.json "
@@ -138,7 +140,6 @@ def _derived_head(shapes: Shapes) -> dict[str, Any] | None:
     common = {
         "width": width,
         "depth": _count(shapes, DIT + r"transformer_blocks\.(\d+)\."),
-        "num_heads": max(width // _DIT_HEAD_DIM, 1),
         "action_dim": shapes[ACTION + "action_encoder.layer1.weight"][1],
         "num_learned": shapes[ACTION + "future_tokens.weight"][0],
     }
@@ -146,12 +147,15 @@ def _derived_head(shapes: Shapes) -> dict[str, Any] | None:
     if odd is not None and odd[1] != key_width:
         return common | {
             "kind": "gr00t",
+            "num_heads": max(width // _DIT_HEAD_DIM, 1),
             "name": "gr00t",
             "feature_width": key_width,
             "trunk_depth": _count(shapes, TEXT + r"layers\.(\d+)\."),
             "inner_width": shapes[ACTION + "action_decoder.layer1.weight"][0],
         }
     projection = shapes.get(PROJECT + "0.1.weight")
+    if projection is not None:
+        common["num_heads"] = max(width // _DIT_HEAD_DIM, 1)
     return common | {
         "kind": "pi",
         "name": "pi",
