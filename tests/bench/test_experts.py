@@ -42,6 +42,12 @@ def test_a_small_table(capsys, extra):
     assert all(row["frame_ms"] > 0 and row["ideal_frame_ms"] > 0 and row["speedup"] > 0 for row in record["rows"])
 
 
+def test_a_preset_of_this_family_has_all_its_experts_by_default(capsys):
+    assert frame.run(parse("--model", "qwen3vl-tiny", "--text-lengths", "2", "--rounds", "1", "--frames", "2")) == 0
+    record = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert [row["num_experts"] for row in record["rows"]] == [2, 3, 4]
+
+
 def test_the_prompt_has_the_papers_length():
     spec = with_heads(PRESETS["qwen3vl-medium"], ("pi", "gr00t", "oft"))
     same, own = Prompts.make(spec, True), Prompts.make(spec, False)

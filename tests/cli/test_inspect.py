@@ -293,11 +293,17 @@ def test_a_folder_that_cannot_be_loaded_is_still_described(capsys: pytest.Captur
     assert inspect(capsys, folder, "--set", "vision.num_heads=4")[0] == 0
 
 
-@pytest.mark.parametrize("name", ["pi05-tiny", "nothing-of-that-name"])
-def test_names_without_a_folder(capsys: pytest.CaptureFixture, name: str) -> None:
-    status, _, err = inspect(capsys, name)
+def test_an_unknown_name(capsys: pytest.CaptureFixture) -> None:
+    status, _, err = inspect(capsys, "nothing-of-that-name")
     one_clear_message(status, err, "shipped names: oxygen-tiny")
-    assert "preset" in err
+    assert "pi05-tiny" in err and "qwen3vl-tiny" in err
+
+
+@pytest.mark.parametrize("name", ["pi05-tiny", "qwen3vl-4b"])
+def test_a_preset_shows_its_sizes(capsys: pytest.CaptureFixture, name: str) -> None:
+    status, out, err = inspect(capsys, name)
+    assert status == 0 and not err
+    assert f"preset {name}" in out and "random weights" in out and "KV, bfloat16" in out and "parameters" in out
 
 
 def test_as_a_program_piped_and_cut_off() -> None:

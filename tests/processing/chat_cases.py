@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from tempfile import mkdtemp
@@ -25,9 +26,9 @@ ROBOT = {
     "action_dim": 3,
 }
 EXPERTS = {
-    "pi": ExpertOutput(4, 7),
-    "gr00t": ExpertOutput(5, 7, "quantile"),
-    "oft": ExpertOutput(6, 7, "minmax", True, {"2": 0.5}),
+    "pi": ExpertOutput(4, 7, "minmax", True, {}),
+    "gr00t": ExpertOutput(5, 7, ("quantile", "quantile", "identity"), True, {}, state_dim=3),
+    "oft": ExpertOutput(6, 7, "minmax", True, {"2": (0.5, 0.0, 1.0)}),
 }
 STATISTICS = Statistics.from_groups(
     "bridge",
@@ -61,9 +62,9 @@ def tokenizer() -> Tokenizer:
     return load_tokenizer(tokenizer_file())
 
 
-def processor(mask: Any = None, **changes: Any) -> ChatProcessor:
-    settings: dict[str, Any] = {"robot": ROBOT, "experts": EXPERTS, "first_size": None} | changes
-    return ChatProcessor(ChatConfig(**settings), tokenizer(), STATISTICS, mask)
+def processor(sets: Sequence[Statistics] = (STATISTICS,), **changes: Any) -> ChatProcessor:
+    settings: dict[str, Any] = {"robot": ROBOT, "experts": EXPERTS, "state_normalization": "identity"} | changes
+    return ChatProcessor(ChatConfig(**settings), tokenizer(), sets)
 
 
 def picture(height: int = 256, width: int = 256, seed: int = 0) -> np.ndarray:

@@ -14,10 +14,11 @@ from processing.chat_cases import CONTROL, EXPERTS, STATISTICS, picture, process
 from oxygen.core.errors import CheckpointError, InvalidInput, OxygenError
 from oxygen.core.tasks import ActionTask, Observation, TextTask
 from oxygen.processing.chat import BUILT_IN, QUERY, build_templates, common_length
-from oxygen.processing.chat_config import ChatConfig
+from oxygen.processing.chat_config import ChatConfig, ExpertOutput
 from oxygen.processing.grid import fit_to_grid, grid_size
 from oxygen.processing.prompts import state_text
-from oxygen.processing.starvla import from_units, read_dataset_statistics, to_units
+from oxygen.processing.starvla import KeyedObservation, from_units, read_dataset_statistics, to_units
+from oxygen.processing.statistics import FieldStatistics, Statistics
 
 ALL = tuple(ActionTask(name) for name in EXPERTS)
 SEEN = Observation({"front": picture()}, np.array([0.5, 1.0, 8.0]), "pick up the red block")
@@ -93,11 +94,11 @@ def test_texts_never_change_what_actions_read():
 
 
 def test_a_text_that_is_the_context_itself_reads_all_of_it():
-    found = processor(templates={"pi": "{prompt}", "echo": "{prompt}"})
+    found = processor(templates={"action": "{prompt}", "echo": "{prompt}"})
     encoded = found.encode(SEEN, ALL[:1], (TextTask("echo"),))
     assert encoded.texts[0].tail_ids == () and encoded.texts[0].context_len == 0
     shorter = processor(
-        templates={"oft": "{prompt}", "echo": {"text": "{prompt}", "chat": "<|im_start|>{images}{text}"}}
+        templates={"action": "{prompt}", "echo": {"text": "{prompt}", "chat": "<|im_start|>{images}{text}"}}
     )
     encoded = shorter.encode(SEEN, (ActionTask("oft"),), (TextTask("echo"),))
     assert encoded.num_unshared == 1 and encoded.texts[0].context == 1  # it differs before the pictures end
@@ -148,31 +149,82 @@ def test_pictures_come_in_the_robots_order():
 
 
 def test_chunks_in_robot_units():
-    found = processor(mask=[True, True, False])
+    found = processor()
     inputs = found.encode(SEEN, ALL, ())
     normal = np.full((4, 7), 0.5, np.float32)
-    assert found.decode_actions(normal, inputs, "pi")[0].tolist() == [0.5, 3.0, 0.5]
+    assert found.decode_actions(normal, inputs, "pi")[0].tolist() == [0.5, 3.0, 1.0]
     assert found.decode_actions(normal, inputs, "gr00t")[0].tolist() == [0.25, 2.5, 0.5]
-    assert found.decode_actions(normal, inputs, "oft")[0].tolist() == [0.5, 3.0, 1.0]
-    assert found.decode_actions(normal * 0.9, inputs, "oft")[0, 2] == 0.0
-    assert found.decode_actions(normal * 9, inputs, "pi")[0].tolist() == [1.0, 4.0, 1.0]  # clipped
+    assert found.decode_actions(normal * 1.1, inputs, "oft")[0, 2] == 1.0
+    assert found.decode_actions(normal, inputs, "oft")[0].tolist() == [0.5, 3.0, 0.0]  # at its threshold: not above
+    assert found.decode_actions(normal * 9, inputs, "pi")[0].tolist() == [1.0, 4.0, 2.0]  # clipped
     for bad, error in (
         (np.full((4, 7), np.nan, np.float32), OxygenError),
         (np.zeros((4, 3), np.float32), InvalidInput),
     ):
         with pytest.raises(error):
             found.decode_actions(bad, inputs, "pi")
-    low, high = np.array([0.0, 1.0]), np.array([2.0, 1.0])
-    assert np.allclose(to_units(from_units(np.array([0.3, 1.0]), low, high), low, high), [0.3, 1.0])
 
 
 def test_the_state_is_normalised_where_it_is_asked_for():
-    found = processor(state_normalization="minmax", templates={"pi": "{prompt} state {state}"})
+    found = processor(state_normalization="minmax", templates={"action": "{prompt} state {state}"})
     encoded = found.encode(SEEN, ALL[:1], ())
     assert encoded.state.tolist() == [-0.5, -0.5, 1.0]
     assert "state 64 64 255" in tokenizer().decode(encoded.contexts[0].token_ids)
     with pytest.raises(InvalidInput, match="state"):
         found.encode(Observation(SEEN.images, None, "go"), ALL[:1], ())
+
+
+def test_units_by_dimension_and_back():
+    """Modes of StarVLA's training transforms; quantiles end in [-1, 1] on the way in."""
+    ranges = {"min": [0, 1, 0, 5], "max": [2, 1, 4, 5], "q01": [0, 1, 0, 5], "q99": [1, 1, 2, 5]}
+    found = FieldStatistics.read(ranges | {"mean": [1, 1, 1, 1], "std": [2, 2, 2, 0]}, "x")
+    modes = ("minmax", "mean_std", "quantile", "identity")
+    values = np.array([[0.5, 4.0, 1.5, 9.0], [2.0, 1.0, 0.0, -9.0]])
+    normal = from_units(values, modes, found)
+    assert normal.tolist() == [[-0.5, 1.5, 0.5, 9.0], [1.0, 0.0, -1.0, -9.0]]
+    assert np.allclose(to_units(normal, modes, found), values)
+    assert from_units(np.array([7.0]), ("quantile",), found).tolist() == [1.0]
+    assert to_units(np.array([7.0]), ("quantile",), found).tolist() == [4.0]
+    flat = [from_units(np.array([0, 0.5, 0, 3.0]), (mode,) * 4, found) for mode in ("minmax", "quantile", "mean_std")]
+    assert (flat[0][1], flat[1][1], flat[2][3]) == (0.0, 0.5, 3.0)  # no width: 0, or left alone
+
+
+def test_a_request_names_one_of_several_data_sets():
+    wider = {"min": [-2, 0, -4], "max": [2, 8, 4], "q01": [-1, 2, -2], "q99": [1, 6, 2]}
+    other = Statistics.from_groups("other", {"actions": wider})
+    small = Statistics.from_groups("small", {"actions": {"min": [0], "max": [1]}})
+    found = processor((STATISTICS, other, small))
+    assert found.describe()["normalization"]["asset_ids"] == ["bridge", "other"]  # `small` does not fit the robot
+    normal = np.full((4, 7), 0.5, np.float32)
+    for key, expected in (("bridge", [0.5, 3.0, 1.0]), ("other", [1.0, 6.0, 2.0])):
+        seen = found.parse({"images": {"front": picture()}, "state": [0, 0, 0], "prompt": "go", "unnorm_key": key})
+        inputs = found.encode(seen, ALL, ())
+        assert found.decode_actions(normal, inputs, "pi")[0].tolist() == expected
+    for key, got in (("small", "'small'"), (5, "5"), (None, "none, and the checkpoint has several")):
+        with pytest.raises(InvalidInput, match=f"unnorm_key: expected one of bridge, other, got {got}"):
+            found.encode(KeyedObservation(SEEN.images, SEEN.state, "go", unnorm_key=key), ALL, ())
+    found.encode(SEEN, (), (TextTask("narration"),))  # nothing of it goes through statistics
+    named = processor((STATISTICS, other), asset_id="other")
+    assert named.decode_actions(normal, named.encode(SEEN, ALL, ()), "pi")[0].tolist() == [1.0, 6.0, 2.0]
+    with pytest.raises(CheckpointError, match="'mars'; there are: bridge, other"):
+        processor((STATISTICS, other), asset_id="mars")
+    with pytest.raises(CheckpointError, match="know 1 dimensions of actions, the robot has 3"):
+        processor((STATISTICS, small), asset_id="small")
+    with pytest.raises(CheckpointError, match="no statistics"):
+        processor(())
+
+
+def test_an_experts_own_prompt_goes_before_the_sets_and_inside_the_wrapper():
+    """PI_v3 with its state as text: behind the instruction, before the wrapper's end."""
+    experts = EXPERTS | {"pi": ExpertOutput(4, 7, "minmax", True, {}, "{prompt} <s>{state}<a>")}
+    found = processor(experts=experts, wrapper="Do: {instruction} Say.", state_normalization="minmax")
+    encoded = found.encode(SEEN, (ActionTask("pi"),), ())
+    assert tokenizer().decode(encoded.contexts[0].token_ids) == (
+        "user\nDo: pick up the red block <s>64 64 255<a> Say.\nassistant\n"
+    )
+    both = found.encode(SEEN, (ActionTask("pi"), ActionTask("gr00t")), ())
+    assert tokenizer().decode(both.contexts[0].token_ids) == "user\nDo: pick up the red block"
+    assert [bool(task.tail_ids) for task in both.actions] == [True, True]
 
 
 def test_bad_requests_say_what_is_wrong():
@@ -192,15 +244,13 @@ def test_bad_requests_say_what_is_wrong():
 
 def test_bad_configurations_are_refused():
     with pytest.raises(CheckpointError, match="no control token"):
-        build_templates({"a": {"text": "x", "chat": "<|odd|>{images}{text}"}}, None, {}, tokenizer())
+        build_templates({"a": {"text": "x", "chat": "<|odd|>{images}{text}"}}, {}, None, {}, tokenizer())
     with pytest.raises(CheckpointError, match="images"):
-        build_templates({"a": {"text": "x", "chat": "{text}"}}, None, {}, tokenizer())
+        build_templates({"a": {"text": "x", "chat": "{text}"}}, {}, None, {}, tokenizer())
     with pytest.raises(CheckpointError, match="unknown settings colour"):
         ChatConfig.from_dict({"robot": "x", "experts": {}, "colour": 1})
     with pytest.raises(CheckpointError, match="experts"):
         ChatConfig.from_dict({"robot": "x"})
-    with pytest.raises(CheckpointError, match="state_normalization"):
-        processor(state_normalization="zscore")
     with pytest.raises(CheckpointError, match=r"no token <.odd.>"):
         processor(image_tokens=("<|odd|>", "<|image_pad|>", "<|vision_end|>"))
     found = processor().config

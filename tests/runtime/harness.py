@@ -10,8 +10,7 @@ from itertools import count
 from typing import Any
 
 import numpy as np
-import torch
-from runtime.reference import Reference, lively_model, make_inputs, small_spec
+from runtime.reference import lively_model, make_inputs, small_spec
 
 from oxygen.core.inputs import ContextInputs
 from oxygen.core.plan import ActItem, DecodeItem, PrefillItem
@@ -43,12 +42,6 @@ def make_runner(model: Pi05 | None = None, **options: Any) -> TorchRunner:
 
 def frame(seed: int, num_images: int = 2, num_ids: int = 9, num_kv_heads: int = 1) -> ContextInputs:
     return make_inputs(small_spec(num_kv_heads), seed, num_images, num_ids)
-
-
-@cache
-def reference(seed: int, num_images: int = 2, num_ids: int = 9, num_kv_heads: int = 1) -> Reference:
-    with torch.inference_mode():
-        return Reference(model_of(num_kv_heads), frame(seed, num_images, num_ids, num_kv_heads))
 
 
 def fill(runner: TorchRunner, frames: dict[int, ContextInputs]) -> None:

@@ -113,3 +113,24 @@ def test_settings_too_small_for_float32_are_greedy(value):
     logits = torch.tensor([[0.0, 3.0, 1.0], [2.0, 0.0, 1.0]])
     rows = SamplingRows.of([Sampling(temperature=value), Sampling(1.0, top_p=value)], torch.device("cpu"))
     assert sample(logits, rows, torch.tensor([0, 0])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_confined_rows_say_ids_of_their_range_or_end(temperature):
+    """Even where all others are likelier and theirs are forbidden to everybody else; the neighbours are as alone."""
+    logits = torch.randn(4, 40, generator=torch.Generator().manual_seed(1))
+    logits[:, :20] += 5
+    forbidden = torch.zeros(40)
+    forbidden[30:] = float("-inf")
+    free, confined = Sampling(temperature, seed=7), Sampling(temperature, seed=7, allowed=range(30, 34))
+    settings = [free, confined, free, confined]
+    said: set[int] = set()
+    for position in range(60):
+        rows = SamplingRows.of(settings, CPU)
+        got = sample(logits.clone(), rows, torch.tensor([position] * 4), forbidden, (25,)).tolist()
+        alone = [draw(logits[i : i + 1], [free], [position], forbidden)[0] for i in (0, 2)]
+        assert [got[0], got[2]] == alone and max(alone) < 30
+        said |= {got[1], got[3]}
+    assert said <= {25, 30, 31, 32, 33} and (len(said) > 2 if temperature else len(said) <= 2)
+    logits[1, 30:34] = logits[1, 25] = float("nan")
+    assert sample(logits, SamplingRows.of(settings, CPU), torch.tensor([0] * 4), forbidden, (25,)).tolist()[1] == FAULTY

@@ -111,6 +111,26 @@ def test_robot_door() -> None:
     assert kinds["error"] > COUNT // 4 and kinds["actions"] > 3
 
 
+def test_starvla_door() -> None:
+    pictures = [FRAME["observation/image"], FRAME["observation/wrist_image"]]
+    row = {"image": pictures, "lang": "go", "state": FRAME["observation/state"]}
+    whole = {"type": "predict_action", "request_id": "r", "payload": {"examples": [row, row], "unnorm_key": None}}
+    valid = [{"examples": [row], "seed": 1}, whole, {"type": "ping", "request_id": 7}]
+    kinds: Counter[str] = Counter()
+    with serve(max_frame_bytes=1_000_000, starvla_port=0) as rig, undisturbed(rig):
+        link = connect(f"ws://127.0.0.1:{rig.server.starvla_port}", compression=None).__enter__()
+        link.recv()
+        for data in messages(valid, wire.packb, COUNT, seed=6):
+            link.send(data)
+            answer = wire.unpackb(link.recv(timeout=60))
+            assert answer["ok"] is (answer["status"] == "ok")
+            kinds[answer["type"] if answer["ok"] else "error"] += 1
+            if not answer["ok"]:
+                assert answer["error"]["message"] and answer["error"]["code"] != "internal", answer
+        link.close()
+    assert kinds["error"] > COUNT // 4 and kinds["inference_result"] > 3
+
+
 def test_chat_door() -> None:
     body = {"model": "oxygen", "messages": [{"role": "user", "content": "why?"}], "max_tokens": 3, "stream": False}
     picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}

@@ -343,9 +343,9 @@ runner = FakeRunner()
 runner.act_s = 0.3
 engine = Engine(runner, processor())
 engine.start()
-listener = listen(settings)
-print(listener.getsockname()[1], flush=True)
-asyncio.run(Server(build_app(engine, settings), settings).serve([listener]))
+listeners = listen(settings)
+print(listeners[0].getsockname()[1], flush=True)
+asyncio.run(Server(build_app(engine, settings), settings).serve(listeners))
 engine.close()
 print("done", flush=True)
 """

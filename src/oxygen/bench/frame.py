@@ -12,6 +12,8 @@ from oxygen.bench.measure import expected_batch, median, put
 from oxygen.bench.parallel import open_pair
 from oxygen.bench.probe import Rooms
 from oxygen.bench.stand import ALL, ALONE, Point, Stand, room_for
+from oxygen.models.qwen3_vl.spec import PRESETS as QWEN3_VL
+from oxygen.models.qwen3_vl.untrained import HEADS
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -20,15 +22,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=integers, default=[1, 5, 10], help="decode rounds a frame (k), with commas")
     parser.add_argument("--baseline-frames", type=positive, default=None, help="frames of each baseline")
     parser.add_argument("--no-parallel", action="store_true", help="leave the two-process baseline out")
-    parser.add_argument("--experts", default="", help="action experts on one prefill, e.g. pi,gr00t,oft (qwen3vl-*)")
+    heads = ",".join(HEADS)
+    parser.add_argument("--experts", default="", help=f"qwen3vl-*: action experts on one prefill (default: {heads})")
     parser.add_argument("--text-lengths", type=integers, default=[10, 20, 30], help="with --experts: texts' tokens (N)")
     parser.add_argument("--identical-prompt", action="store_true", help="with --experts: one prompt for all of them")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.experts:
+    if args.experts or args.model in QWEN3_VL:
         from oxygen.bench.experts import run as run_experts
 
+        args.experts = args.experts or ",".join(HEADS)
         return run_experts(args)
     rounds = tuple(sorted({min(k, args.new_tokens) for k in args.rounds}))
     point = Point(args.new_tokens, rounds, args.num_steps, ALL, is_metered=True, with_alone=True)

@@ -11,6 +11,7 @@ from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.core.errors import InvalidInput
 from oxygen.core.plan import Runner
 from oxygen.models.pi05.spec import PRESETS, Pi05Spec
+from oxygen.models.qwen3_vl.spec import PRESETS as QWEN3_VL
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +29,8 @@ class Setup:
     def __post_init__(self) -> None:
         if self.robot not in SHAPES:
             raise InvalidInput("robot", f"one of {', '.join(SHAPES)}", repr(self.robot))
+        if self.model in QWEN3_VL:
+            raise InvalidInput("model", f"one of {', '.join(PRESETS)}: Qwen3-VL has bench frame", repr(self.model))
         if self.model not in PRESETS and not resolve(self.model).exists():
             known = ", ".join((*PRESETS, *SHIPPED))
             raise InvalidInput("model", f"one of {known} or a checkpoint folder", f"{self.model!r:.80}")

@@ -12,18 +12,20 @@ from oxygen.checkpoint import open_folder
 from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.cli.layout import Section, show
 from oxygen.core.errors import CheckpointError, InvalidInput
-from oxygen.models.pi05.report import Look, report_pi05
-from oxygen.models.pi05.spec import PRESETS
-from oxygen.models.qwen3_vl.report import report_qwen3_vl
+from oxygen.models.pi05.report import Look, report_pi05, sizes_pi05
+from oxygen.models.pi05.spec import PRESETS as PI05
+from oxygen.models.qwen3_vl.report import report_qwen3_vl, sizes_qwen3_vl
+from oxygen.models.qwen3_vl.spec import with_heads
+from oxygen.models.qwen3_vl.untrained import HEADS
+from oxygen.runtime.presets import PRESETS, is_preset
 
 REPORTS = {"pi05": report_pi05, "qwen3_vl": report_qwen3_vl}
 """Report of each family that is served."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "folder", help="checkpoint folder of openpi (PyTorch or JAX), LeRobot or OxyGen, or a shipped name"
-    )
+    formats = "openpi (PyTorch or JAX), LeRobot, transformers (Qwen3-VL), StarVLA or OxyGen"
+    parser.add_argument("folder", help=f"checkpoint folder of {formats}, a shipped name, or a preset's name")
     parser.add_argument("--robot", help="robot or openpi configuration, for folders that do not name theirs")
     parser.add_argument("--asset-id", help="which statistics, where the folder has several")
     parser.add_argument(
@@ -41,16 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    refuse_unknown(args.folder)
-    checkpoint = open_folder(args.folder)
-    look = Look(
-        robot=args.robot,
-        asset_id=args.asset_id,
-        overrides=parse_overrides(args.set),
-        with_values=not args.skip_values,
-        needs_statistics=not args.without_statistics,
-    )
-    report = REPORTS[checkpoint.family](checkpoint, look)
+    report = report_preset(args.folder) if is_preset(args.folder) else report_folder(args)
     if args.json:
         print(json.dumps(report, ensure_ascii=False))
     else:
@@ -61,14 +54,36 @@ def run(args: argparse.Namespace) -> int:
     return 1 if report["problems"] else 0
 
 
-def refuse_unknown(name: str) -> None:
-    """Raises CheckpointError, with the names that there are, for what is neither a folder nor a shipped name."""
-    if resolve(name).exists():
-        return
-    shipped = f"shipped names: {', '.join(SHIPPED)}"
-    if name in PRESETS:
-        raise CheckpointError(f"{name} is a preset: random weights, and no folder to inspect; {shipped}")
-    raise CheckpointError(f"{name}: does not exist; {shipped}; presets ({', '.join(PRESETS)}) have no folder")
+def report_folder(args: argparse.Namespace) -> dict[str, Any]:
+    """Raises CheckpointError, with the names that there are, for what is neither a folder nor a known name."""
+    if not resolve(args.folder).exists():
+        names = f"shipped names: {', '.join(SHIPPED)}; presets: {', '.join(PRESETS)}"
+        raise CheckpointError(f"{args.folder}: does not exist; {names}")
+    checkpoint = open_folder(args.folder)
+    look = Look(
+        robot=args.robot,
+        asset_id=args.asset_id,
+        overrides=parse_overrides(args.set),
+        with_values=not args.skip_values,
+        needs_statistics=not args.without_statistics,
+    )
+    return REPORTS[checkpoint.family](checkpoint, look)
+
+
+def report_preset(name: str) -> dict[str, Any]:
+    """What a preset's name stands for: sizes, and nothing trained."""
+    is_pi05 = name in PI05
+    sizes = sizes_pi05(PI05[name]) if is_pi05 else sizes_qwen3_vl(with_heads(PRESETS[name], HEADS))
+    return {
+        "folder": "none",
+        "family": "pi05" if is_pi05 else "qwen3_vl",
+        "format": f"preset {name}",
+        **sizes,
+        "statistics": {"available": [], "chosen": None},
+        "tokenizer": None,
+        "warnings": ["random weights: texts and actions mean nothing"],
+        "problems": [],
+    }
 
 
 def parse_overrides(pairs: list[str]) -> dict[str, Any]:

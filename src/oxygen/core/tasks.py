@@ -56,7 +56,6 @@ class ActionTask:
 @dataclass(frozen=True, slots=True)
 class Sampling:
     """How the next token is chosen. temperature 0 is greedy; top_k 0 and top_p 1 switch the filters off.
-
     The draw depends on (seed, position in the text) alone, never on who shares the batch.
     """
 
@@ -64,6 +63,7 @@ class Sampling:
     top_k: int = 0
     top_p: float = 1.0
     seed: int = 0
+    allowed: range | None = None  # the only ids that may come, besides those that end a text (None: any)
 
     def __post_init__(self) -> None:
         check_number("temperature", self.temperature, "a number from 0 to 100", 0, 100)

@@ -13,9 +13,9 @@ from oxygen.core.config import EngineConfig
 from oxygen.core.errors import OxygenError
 from oxygen.core.plan import Runner
 from oxygen.engine.engine import Engine
-from oxygen.models.pi05.spec import PRESETS
-from oxygen.runtime.torch.open import open_parts
-from oxygen.serving.open import random_parts
+from oxygen.runtime.presets import is_preset
+from oxygen.runtime.torch.open import open_parts, open_untrained
+from oxygen.serving.open import ROBOT
 from oxygen.sim.drive import Door
 from oxygen.sim.isolated import IsolatedDoor
 from oxygen.sim.remote import RemoteDoor
@@ -55,8 +55,8 @@ def open_door(
         raise ValueError(f"mode {mode!r}: expected one of {', '.join(MODES)}")
     settings: dict[str, Any] = {"device": device, "dtype": dtype, "threads": threads}
     runner: Runner
-    if str(model) in PRESETS and not Path(model).exists():
-        runner, processor = random_parts(str(model), robot or "libero", **settings)
+    if is_preset(model):
+        runner, processor = open_untrained(str(model), robot or ROBOT, **settings)
     else:
         runner, processor = open_parts(model, robot=robot, **settings)
     noise_shape = (runner.limits.horizon, runner.limits.action_dim)

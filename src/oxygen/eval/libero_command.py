@@ -7,7 +7,6 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -23,7 +22,7 @@ from oxygen.eval.libero import EPISODES, SEED, TASKS_PER_SUITE, LiberoWishes, ev
 from oxygen.eval.libero_scene import LiberoScene, require_libero
 from oxygen.eval.libero_script import ScriptedDoor
 from oxygen.eval.report import rows, tables
-from oxygen.models.pi05.spec import PRESETS
+from oxygen.runtime.presets import is_preset
 
 SCRIPT = "script"
 """Name of the stand-in that knows the objects' poses, where a checkpoint is named otherwise."""
@@ -84,7 +83,7 @@ def _door(args: argparse.Namespace) -> Iterator[OpenDoor]:
 
 
 def _robot(model: str) -> str | None:
-    if model in PRESETS and not Path(model).exists():
+    if is_preset(model):
         return "libero"
     return robot_of(open_folder(model))
 

@@ -86,12 +86,16 @@ class ChatTemplate:
 
 
 def build_templates(
-    described: str | Mapping[str, Any], wrapper: str | None, horizons: Mapping[str, int], tokenizer: Tokenizer
+    described: str | Mapping[str, Any],
+    prompts: Mapping[str, str],
+    wrapper: str | None,
+    horizons: Mapping[str, int],
+    tokenizer: Tokenizer,
 ) -> dict[str, ChatTemplate]:
     """Templates by kind: a built-in set by name, or a map kind -> text, or -> {text, is_wrapped, chat}.
 
-    wrapper: a text with {instruction}, put around what the turn says (StarVLA's CoT prompt). horizons: actions of each
-    expert, for the query sentence.
+    prompts: texts by expert that take the place of the set's. wrapper: a text with {instruction}, put around what the
+    turn says (StarVLA's CoT prompt). horizons: actions of each expert, for the query sentence.
     """
     if isinstance(described, str):
         if described not in BUILT_IN:
@@ -100,19 +104,35 @@ def build_templates(
     if wrapper is not None and wrapper.count("{instruction}") != 1:
         raise CheckpointError("processor: the wrapper must hold {instruction} once")
     built: dict[str, ChatTemplate] = {}
-    for kind, told in described.items():
+    for kind, told in {**described, **prompts}.items():
+        if not isinstance(told, str | Mapping):
+            raise CheckpointError(f"template {kind}: expected a text or a map, got {told!r:.80}")
         entry = {"text": told} if isinstance(told, str) else dict(told)
         if unknown := sorted(entry.keys() - {"text", "is_wrapped", "chat"}):
             raise CheckpointError(f"template {kind}: unknown {', '.join(unknown)}")
-        text = str(entry.get("text", ""))
+        text, chat = entry.get("text", ""), entry.get("chat", CHAT)
+        if not isinstance(text, str) or not isinstance(chat, str):
+            raise CheckpointError(f"template {kind}: text and chat must be texts, got {told!r:.80}")
         if wrapper is not None and entry.get("is_wrapped", True):
             text = wrapper.replace("{instruction}", text)
         horizon = horizons.get(kind, 0)
         text = text.replace("{horizon}", str(horizon)).replace("{queries}", QUERY * horizon)
-        built[kind] = ChatTemplate.build(kind, str(entry.get("chat", CHAT)).replace("{text}", text), tokenizer)
+        built[kind] = ChatTemplate.build(kind, chat.replace("{text}", text), tokenizer)
     return built
 
 
 def common_length(a: Sequence[int], b: Sequence[int]) -> int:
     """Tokens that two prompts begin with in common."""
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def check_words(name: str, text: str | None, max_chars: int) -> None:
+    """Refuse what is no text, too long, or not to be written in UTF-8. Raises InvalidInput."""
+    if text is not None and not isinstance(text, str):
+        raise InvalidInput(name, "text", type(text).__name__)
+    if text is not None and len(text) > max_chars:
+        raise InvalidInput(name, f"at most {max_chars} characters", f"{len(text)}")
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError as error:
+        raise InvalidInput(name, "text that UTF-8 can hold", f"{error.reason} at {error.start}") from None

@@ -18,15 +18,16 @@ import numpy as np
 from oxygen.core.errors import CheckpointError, InvalidInput, OxygenError
 from oxygen.core.inputs import ContextInputs, EncodedTask, ModelInputs
 from oxygen.core.tasks import ActionTask, Observation, TextTask
-from oxygen.processing.chat import ChatTemplate, build_templates, common_length
-from oxygen.processing.chat_config import NORMALIZATIONS, ChatConfig, ExpertOutput
+from oxygen.processing.chat import ChatTemplate, build_templates, check_words, common_length
+from oxygen.processing.chat_config import ChatConfig, ExpertOutput
+from oxygen.processing.fast import FAST, FastCodec, FastExpert
 from oxygen.processing.grid import fit_to_grid
 from oxygen.processing.images import as_picture
 from oxygen.processing.prompts import state_text
 from oxygen.processing.robots import build_robot
 from oxygen.processing.robots.robot import as_state
-from oxygen.processing.starvla import from_units, to_units
-from oxygen.processing.statistics import FieldStatistics, Statistics
+from oxygen.processing.starvla import UNNORM_KEY, KeyedObservation, choose, from_units, modes_of
+from oxygen.processing.statistics import Statistics
 from oxygen.processing.tokenizer import Tokenizer
 
 log = logging.getLogger("oxygen.processing")
@@ -36,46 +37,60 @@ log = logging.getLogger("oxygen.processing")
 class EncodedChat(ModelInputs):
     """ModelInputs with what made them, so that a late question can be put on a context that exists.
 
-    open_from: tokens up to the end of the pictures; a text shares at least these or nothing.
+    open_from: tokens up to the end of the pictures; a text shares at least these or nothing. statistics: for the way
+    back to robot units.
     """
 
     words: Mapping[str, str | None] = field(default_factory=dict)
     image_ids: tuple[int, ...] = ()
     open_from: int = 1
+    statistics: Statistics | None = None
 
 
 class ChatProcessor:
     """The room's front door for chat models. Safe to use from several threads. kinds: text kinds that may be asked
-    for.
+    for. image_token_ids: before a picture, for each of its tokens, and behind it. fast: where chunks may be written as
+    text: its tasks are asked for like any text, and it reads what they say.
     """
 
     def __init__(
         self,
         config: ChatConfig,
         tokenizer: Tokenizer,
-        statistics: Statistics | None = None,
-        mask: Sequence[bool] | None = None,
+        sets: Sequence[Statistics] = (),
+        codec: FastCodec | None = None,
     ) -> None:
-        """mask: actions that are normalised (None: all). Raises CheckpointError where the parts do not fit each
-        other.
+        """sets: statistics to choose from. One that does not fit the robot is not on offer. Where the configuration
+        names none of several, every request must. codec: for `config.fast`. Raises CheckpointError where the parts do
+        not fit each other.
         """
-        self.config, self.tokenizer, self.statistics = config, tokenizer, statistics
+        self.config, self.tokenizer = config, tokenizer
         try:
             self.robot = build_robot(config.robot)
         except InvalidInput as error:
             raise CheckpointError(f"processor: {error}") from error
         horizons = {name: output.horizon for name, output in config.experts.items()}
-        self.templates = build_templates(config.templates, config.wrapper, horizons, tokenizer)
-        self.kinds = tuple(kind for kind in self.templates if kind not in config.experts and kind != "action")
-        self._image_ids = tuple(self._control(name) for name in config.image_tokens)
-        self._mask = None if mask is None else np.asarray(mask, dtype=bool)
-        for name, output in config.experts.items():
-            if self.robot.action_dim > output.action_dim:
-                raise CheckpointError(f"robot {self.robot.name}: more actions than expert {name} has")
-            self._check_statistics("actions", output.normalization, self.robot.action_dim)
-        self._check_statistics("state", config.state_normalization, self.robot.state_dim)
+        prompts = {name: output.prompt for name, output in config.experts.items() if output.prompt is not None}
+        if config.fast is not None:
+            prompts[FAST] = config.fast.output.prompt or "{prompt}"
+        self.templates = build_templates(config.templates, prompts, config.wrapper, horizons, tokenizer)
+        self.kinds = tuple(kind for kind in self.templates if kind not in (*config.experts, "action", FAST))
+        self.image_token_ids = tuple(self._control(name) for name in config.image_tokens)
+        if silent := [name for name in config.experts if not {name, "action"} & self.templates.keys()]:
+            raise CheckpointError(f"processor: templates: no prompt for expert {silent[0]}")
+        self._modes = {name: output.modes(name, self.robot) for name, output in config.experts.items()}
+        self._state_modes = self._modes_of_state()
         vocab_size = config.vocab_size or tokenizer.vocab_size
         self.forbidden_ids = tokenizer.forbidden(config.forbidden, vocab_size) if config.forbidden else None
+        self.fast: FastExpert | None = None
+        read = [("actions", modes) for modes in self._modes.values()] + [("state", self._state_modes)]
+        if config.fast is not None and codec is not None:
+            self.fast = FastExpert(
+                codec, config.fast.first_id, config.fast.output, config.fast.output.modes(FAST, self.robot)
+            )
+            self.forbidden_ids = self.fast.forbidden(tokenizer, vocab_size, self.forbidden_ids)
+            read.append(("actions", self.fast.modes))
+        self.sets, self.statistics = choose(sets, config.asset_id, read)
         self._warned: set[str] = set()
 
     def parse(
@@ -86,15 +101,23 @@ class ChatProcessor:
         frame_id: int | None = None,
         captured_at: float | None = None,
     ) -> Observation:
-        """Read one message of this robot. Raises InvalidInput with the field, expected and got."""
+        """Read one message of this robot, and the `unnorm_key` in it. Raises InvalidInput with the field, expected and
+        got.
+        """
+        key = raw.get(UNNORM_KEY)
+        raw = {name: value for name, value in raw.items() if name != UNNORM_KEY}
         images, state, prompt = self.robot.parse(raw, self._warned)
-        return Observation(images, state, prompt, session, frame_id, captured_at)
+        return KeyedObservation(images, state, prompt, session, frame_id, captured_at, key)
 
     def encode(self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask]) -> EncodedChat:
         """Encode a frame with its tasks. Raises InvalidInput."""
         pictures = self._pictures(observation.images)
-        state, words = self._words(observation)
+        statistics = self.statistics_of(observation, bool(actions) or any(task.kind == FAST for task in texts))
+        state, words = self._words(observation, statistics)
         image_ids = self._image_tokens(pictures)
+        outputs = [self._output(task.expert)[1] for task in actions]
+        if state is None and any(output.state_dim for output in outputs):
+            raise InvalidInput("state", f"{self.robot.state_dim} numbers, which an expert reads", "none")
         asked = [self._for_action(task.expert).token_ids(words, image_ids, self.tokenizer) for task in actions]
         wanted = [self._text_ids(task, words, image_ids) for task in texts]
         open_from = max(start for _, start in (*asked, *wanted))
@@ -118,7 +141,8 @@ class ChatProcessor:
                 task = EncodedTask(at)
             speaking.append(task)
         unshared = sum(task.context != 0 for task in speaking)
-        return EncodedChat(tuple(contexts), acting, tuple(speaking), state, unshared, words, image_ids, open_from)
+        found = (state, unshared, words, image_ids, open_from, statistics)
+        return EncodedChat(tuple(contexts), acting, tuple(speaking), *found)
 
     def encode_text(self, inputs: ModelInputs, text: TextTask) -> EncodedTask | None:
         """Encode a late question on context 0 of a frame encoded before; None where too little of it can be shared."""
@@ -131,29 +155,21 @@ class ChatProcessor:
         """Tokens that a text's own prompt takes of its row at most: all behind the pictures. Without an observation its
         instruction counts as nothing.
         """
-        words = {"prompt": "", "state": ""} if observation is None else self._words(observation)[1]
-        ids, start = self._text_ids(text, words, self._image_ids)
+        words: dict[str, str | None] = {"prompt": "", "state": ""}
+        if observation is not None:
+            _, words = self._words(observation, self.statistics_of(observation, False))
+        ids, start = self._text_ids(text, words, self.image_token_ids)
         return len(ids) - start
 
     def decode_actions(self, actions: np.ndarray, inputs: ModelInputs, expert: str = "action") -> np.ndarray:
         """[H, action_dim] float32 normalised, of an expert -> [H, robot action_dim] float64 in robot units."""
-        output = self._output(expert)
+        name, output = self._output(expert)
         if actions.ndim != 2 or actions.shape[1] != output.action_dim:
             raise InvalidInput("actions", f"[horizon, {output.action_dim}]", f"{list(actions.shape)}")
         if not np.isfinite(actions).all():
             raise OxygenError("actions are not finite")
-        dim = self.robot.action_dim
-        normal = actions[:, :dim].astype(np.float64)
-        if output.is_clipped:
-            normal = np.clip(normal, -1.0, 1.0)
-        decoded = normal
-        if output.normalization != "identity":
-            decoded = to_units(normal, *self._range("actions", output.normalization, dim))
-            if self._mask is not None:
-                decoded = np.where(self._mask[:dim], decoded, normal)
-        for place, threshold in output.binary.items():
-            decoded[:, int(place)] = normal[:, int(place)] >= threshold
-        return decoded
+        statistics = inputs.statistics if isinstance(inputs, EncodedChat) else self.statistics
+        return output.units(actions, self._modes[name], statistics)
 
     def describe(self) -> dict[str, Any]:
         """Everything that an operator or a client should see, as plain data."""
@@ -166,11 +182,13 @@ class ChatProcessor:
             if config.experts
             else {"dim": robot.action_dim},
             "experts": config.to_dict()["experts"],
+            "fast": config.to_dict()["fast"],
             "image": {"first_size": config.first_size, "min_pixels": config.min_pixels, "order": "RGB"},
             "text_kinds": list(self.kinds),
             "text_trained": config.text_trained,
             "wrapper": config.wrapper,
             "normalization": {
+                "asset_ids": list(self.sets),
                 "asset_id": statistics.asset_id if statistics else None,
                 "digest": statistics.digest if statistics else None,
             },
@@ -185,12 +203,12 @@ class ChatProcessor:
             raise CheckpointError(f"the tokenizer has no token {name}")
         return vocabulary.names.index(name)
 
-    def _output(self, expert: str) -> ExpertOutput:
+    def _output(self, expert: str) -> tuple[str, ExpertOutput]:
         outputs = self.config.experts
-        found = outputs.get(expert) or (next(iter(outputs.values())) if expert == "action" and outputs else None)
-        if found is None:
-            raise InvalidInput("expert", f"one of {', '.join(outputs)}", repr(expert))
-        return found
+        name = next(iter(outputs), expert) if expert == "action" and expert not in outputs else expert
+        if name not in outputs:
+            raise InvalidInput("expert", f"one of {', '.join(outputs) or '(none)'}", repr(expert))
+        return name, outputs[name]
 
     def _for_action(self, expert: str) -> ChatTemplate:
         found = self.templates.get(expert) or self.templates.get("action")
@@ -201,16 +219,20 @@ class ChatProcessor:
     def _text_ids(
         self, task: TextTask, words: Mapping[str, str | None], image_ids: Sequence[int]
     ) -> tuple[tuple[int, ...], int]:
-        if task.kind not in self.kinds:
+        if self.fast is not None and task.kind == FAST:
+            self.fast.check(task)
+        elif task.kind not in self.kinds:
             raise InvalidInput("kind", f"one of {', '.join(self.kinds) or '(none)'}", repr(task.kind))
         template = self.templates[task.kind]
-        self._check_words("question", task.question)
+        check_words("question", task.question, self.config.max_prompt_chars)
         if task.question is not None and "question" not in template.fields():
             raise InvalidInput("question", f"none: a {task.kind} task has no place for it", "a question")
         return template.token_ids({**words, "question": task.question}, image_ids, self.tokenizer)
 
     def _pictures(self, images: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
         """Those that came, in the robot's order, each as large as the model takes it."""
+        if not isinstance(images, Mapping):
+            raise InvalidInput("images", "a map of camera to picture", type(images).__name__)
         config, found = self.config, []
         for camera in self.robot.cameras:
             if images.get(camera.name) is None:
@@ -225,43 +247,44 @@ class ChatProcessor:
         return tuple(found)
 
     def _image_tokens(self, pictures: Sequence[np.ndarray]) -> tuple[int, ...]:
-        start, pad, end = self._image_ids
+        start, pad, end = self.image_token_ids
         side = self.config.token_pixels**2
         return tuple(i for p in pictures for i in (start, *(pad,) * (p.shape[0] * p.shape[1] // side), end))
 
-    def _words(self, observation: Observation) -> tuple[np.ndarray | None, dict[str, str | None]]:
+    def _words(
+        self, observation: Observation, statistics: Statistics | None
+    ) -> tuple[np.ndarray | None, dict[str, str | None]]:
         prompt = observation.prompt if observation.prompt is not None else self.config.default_prompt
-        self._check_words("prompt", prompt)
-        if observation.state is None or not self.robot.state_dim:
+        check_words("prompt", prompt, self.config.max_prompt_chars)
+        if observation.state is None or not self._state_modes:
             return None, {"prompt": prompt, "state": None}
         state = as_state(observation.state, "state", self.robot.state_dim)
-        if self.config.state_normalization != "identity":
-            state = from_units(state, *self._range("state", self.config.state_normalization, len(state)))
+        state = from_units(state, self._state_modes, statistics.state if statistics else None)
         return state.astype(np.float32), {"prompt": prompt, "state": state_text(state)}
 
-    def _check_words(self, name: str, text: str | None) -> None:
-        if text is not None and len(text) > self.config.max_prompt_chars:
-            raise InvalidInput(name, f"at most {self.config.max_prompt_chars} characters", f"{len(text)}")
-        try:
-            (text or "").encode()
-        except UnicodeEncodeError as error:
-            raise InvalidInput(name, "text that UTF-8 can hold", f"{error.reason} at {error.start}") from None
+    def _modes_of_state(self) -> tuple[str, ...]:
+        """Of each number of the state; nothing where nobody reads it."""
+        dim = self.robot.state_dim
+        for name, output in self.config.experts.items():
+            if output.state_dim not in (0, dim):
+                raise CheckpointError(
+                    f"robot {self.robot.name}: {dim} numbers of state, expert {name} reads {output.state_dim}"
+                )
+        is_read = any(output.state_dim for output in self.config.experts.values())
+        if is_read or any("state" in template.fields() for template in self.templates.values()):
+            return modes_of(self.config.state_normalization, dim, "processor: state_normalization")
+        return ()
 
-    def _check_statistics(self, name: str, mode: str, dim: int) -> None:
-        if mode == "identity" or not dim:
-            return
-        found: FieldStatistics | None = getattr(self.statistics, name) if self.statistics else None
-        if found is None or any(getattr(found, key) is None for key in NORMALIZATIONS[mode]):
-            raise CheckpointError(f"normalisation of {name} by {mode}: the statistics lack {NORMALIZATIONS[mode]}")
-        if found.dim < dim:
-            raise CheckpointError(
-                f"statistics know {found.dim} dimensions of {name}, robot {self.robot.name} has {dim}"
-            )
-
-    def _range(self, name: str, mode: str, dim: int) -> tuple[np.ndarray, np.ndarray]:
-        found: FieldStatistics = getattr(self.statistics, name)
-        low, high = (getattr(found, key)[:dim] for key in NORMALIZATIONS[mode])
-        return low, high
+    def statistics_of(self, observation: Observation, is_acted_on: bool = True) -> Statistics | None:
+        """Those that the observation names, else the checkpoint's own; required where a number goes through them."""
+        key = observation.unnorm_key if isinstance(observation, KeyedObservation) else None
+        is_needed = is_acted_on or any(mode != "identity" for mode in self._state_modes)
+        if key is None and (self.statistics is not None or not self.sets or not is_needed):
+            return self.statistics
+        if not isinstance(key, str) or key not in self.sets:
+            got = "none, and the checkpoint has several" if key is None else repr(key)[:80]
+            raise InvalidInput(UNNORM_KEY, f"one of {', '.join(self.sets) or '(none)'}", got)
+        return self.sets[key]
 
 
 def _on_core(ids: tuple[int, ...], core: tuple[int, ...], open_from: int) -> EncodedTask | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import codecs
 import json
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,28 @@ def byte_tokenizer() -> Tokenizer:
     contents = (b"",) * len(control) + tuple(bytes([byte]) for byte in range(256))
     vocabulary = Vocabulary(names, contents, frozenset(range(len(control))))
     return Tokenizer(vocabulary, lambda text: [byte + len(control) for byte in text.encode()], 2, 0, (1,))
+
+
+def byte_tokenizer_with(control: Mapping[str, int], symbols: Mapping[str, int], eos_ids: Sequence[int]) -> Tokenizer:
+    """One token per byte, under its own number; control tokens, and symbols that are one token each, at ids above 255.
+
+    For chat models with random weights: their sizes say where the control tokens are.
+    """
+    size = max((*control.values(), *symbols.values())) + 1
+    names, contents = [""] * size, [b""] * size
+    for byte in range(256):
+        names[byte], contents[byte] = f"<0x{byte:02X}>", bytes([byte])
+    for name, i in (*control.items(), *symbols.items()):
+        names[i] = name
+    for name, i in symbols.items():
+        contents[i] = name.encode()
+    parts = re.compile("(" + "|".join(map(re.escape, symbols)) + ")")
+
+    def to_ids(text: str) -> list[int]:
+        return [i for part in parts.split(text) for i in ([symbols[part]] if part in symbols else part.encode())]
+
+    vocabulary = Vocabulary(tuple(names), tuple(contents), frozenset(control.values()))
+    return Tokenizer(vocabulary, to_ids, None, None, tuple(eos_ids))
 
 
 def _from_sentencepiece(path: Path) -> Tokenizer:

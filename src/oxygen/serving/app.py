@@ -1,5 +1,5 @@
-"""All doors behind one port: which path leads where. Doors know the gateway; the gateway knows the engine's public
-API.
+"""All doors behind one application: which path, and which port, leads where. Doors know the gateway; the gateway
+knows the engine's public API.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from oxygen.serving.lerobot.service import LeRobotService
 from oxygen.serving.openpi import OpenpiDoor
 from oxygen.serving.robot import RobotDoor
 from oxygen.serving.settings import ServeSettings
+from oxygen.serving.starvla import StarvlaDoor
 from oxygen.serving.taps import open_taps
 
 
@@ -44,12 +45,12 @@ def build_app(engine: Engine, settings: ServeSettings | None = None) -> Guard:
         WebSocketRoute("/v1/events", events.socket),
         WebSocketRoute("/v1/robot", _robot),
         *dashboard.routes(),
-        WebSocketRoute("/{path:path}", _openpi),
+        WebSocketRoute("/{path:path}", _robot_client),
     ]
     handlers = {404: _not_found, 500: _broken}
     app = Starlette(routes=routes, exception_handlers=handlers)
     app.state.gateway = gateway
-    app.state.lerobot_port = None
+    app.state.lerobot_port = app.state.starvla_port = None
     return Guard(app, gateway)
 
 
@@ -83,8 +84,12 @@ async def _sweep(gateway: Gateway) -> None:
             gateway.feed.publish(session.name, {"type": "session", "session": session.name, "status": "forgotten"})
 
 
-async def _openpi(websocket: WebSocket) -> None:
-    await OpenpiDoor(websocket, websocket.app.state.gateway).serve()
+async def _robot_client(websocket: WebSocket) -> None:
+    """openpi's clients and StarVLA's both ask for the root: they are told apart by the port that they came to."""
+    state = websocket.app.state
+    port = (websocket.scope.get("server") or ("", None))[1]
+    door = StarvlaDoor if state.starvla_port is not None and port == state.starvla_port else OpenpiDoor
+    await door(websocket, state.gateway).serve()
 
 
 async def _robot(websocket: WebSocket) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from oxygen.checkpoint.shipped import SHIPPED
 from oxygen.core.config import EngineConfig
-from oxygen.models.pi05.spec import PRESETS
+from oxygen.runtime.presets import PRESETS, is_preset
 from oxygen.serving import logs
 from oxygen.serving.app import build_app
 from oxygen.serving.open import open_engine
@@ -41,6 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     doors.add_argument("--host", default="127.0.0.1", help="address to listen on (default: %(default)s)")
     doors.add_argument("--port", type=int, default=8000, help="0 takes any free port (default: %(default)s)")
     doors.add_argument("--lerobot-port", type=int, help="open LeRobot's gRPC door too (its clients use 8080)")
+    doors.add_argument("--starvla-port", type=int, help="open StarVLA's websocket door too (its clients use 10093)")
     doors.add_argument("--api-key", default=os.environ.get("OXYGEN_API_KEY"), help="or OXYGEN_API_KEY; for every door")
     doors.add_argument("--name", default="oxygen", help="model name of the OpenAI door (default: %(default)s)")
     doors.add_argument("--control-hz", type=float, help="rate at which the robot executes actions, told to clients")
@@ -62,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     logs.set_up(args.log_format, args.log_level)
     settings = settings_from(args)
-    listener = listen(settings)  # a port that is taken is found out before the weights are read
+    listeners = listen(settings)  # a port that is taken is found out before the weights are read
     engine = open_engine(
         args.folder,
         device=args.device,
@@ -74,9 +75,9 @@ def run(args: argparse.Namespace) -> int:
         tail_len=args.tail_len,
     )
     try:
-        announce = partial(_announce, settings, listener.getsockname()[1], args.folder)
+        announce = partial(_announce, settings, [listener.getsockname()[1] for listener in listeners], args.folder)
         server = Server(build_app(engine, settings), settings, announce)
-        asyncio.run(server.serve([listener]))
+        asyncio.run(server.serve(listeners))
     finally:
         engine.close()
     return DEVICE_FAILED if engine.fault is not None else 0
@@ -96,6 +97,7 @@ def settings_from(args: argparse.Namespace) -> ServeSettings:
         exit_on_fault=True,
         control_hz=args.control_hz,
         lerobot_port=args.lerobot_port,
+        starvla_port=args.starvla_port,
         record=args.record,
         rerun=args.rerun,
         drain_s=args.drain,
@@ -103,11 +105,14 @@ def settings_from(args: argparse.Namespace) -> ServeSettings:
     )
 
 
-def _announce(settings: ServeSettings, port: int, folder: str) -> None:
+def _announce(settings: ServeSettings, ports: list[int], folder: str) -> None:
     if not settings.is_loopback and settings.api_key is None:
         log.warning("listening on %s without an API key: everybody who reaches it can use the robot", settings.host)
     host = f"[{settings.host}]" if ":" in settings.host else settings.host
-    doors = f"dashboard and API http://{host}:{port}, robots ws://{host}:{port}"
+    doors = f"dashboard and API http://{host}:{ports[0]}, robots ws://{host}:{ports[0]}"
     if settings.lerobot_port:
         doors += f", LeRobot grpc://{host}:{settings.lerobot_port}"
-    print(f"oxygen serves {folder}: {doors}", flush=True)
+    if len(ports) > 1:
+        doors += f", StarVLA ws://{host}:{ports[1]}"
+    weights = " (random weights: texts and actions mean nothing)" if is_preset(folder) else ""
+    print(f"oxygen serves {folder}{weights}: {doors}", flush=True)

@@ -32,6 +32,7 @@ from oxygen.tickets.ticket import Ticket
 log = logging.getLogger("oxygen.serving")
 
 T = TypeVar("T")
+WARM_UP_PATIENCE_S = 300.0
 
 
 class Gateway:
@@ -71,6 +72,15 @@ class Gateway:
         except asyncio.CancelledError:
             future.add_done_callback(undo_it)
             raise
+
+    async def until_warm(self) -> bool:
+        """Wait for the model, as clients wait for a port that opens late; False when that takes too long."""
+        deadline = time.monotonic() + WARM_UP_PATIENCE_S
+        while self.engine.status == "warming":
+            if time.monotonic() > deadline:
+                return False
+            await asyncio.sleep(0.05)
+        return True
 
     # Sessions
 

@@ -11,7 +11,6 @@ the reply is the bare array, a reset is answered in text, and an error is a map 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
 import traceback
@@ -33,7 +32,6 @@ from oxygen.serving.sessions import Session
 from oxygen.serving.wire import WireLimits
 
 VLLM_OMNI_PATH = "/v1/realtime/robot/openpi"
-WARM_UP_PATIENCE_S = 300.0
 _TEXT = frozenset({"text"})
 
 
@@ -59,7 +57,8 @@ class OpenpiDoor:
 
     async def _serve(self) -> None:
         try:
-            if not await self._until_warm():
+            if not await self._gateway.until_warm():
+                await self._link.close(TRY_AGAIN_LATER, "the model is still warming up")
                 return
             session = self._enter(self._name)
             await self._link.send(self._pack(metadata.greeting(self._gateway, session.name)))
@@ -69,16 +68,6 @@ class OpenpiDoor:
             return
         except Exception as error:  # the door is where every error turns into words for the client
             await self._fail(error)
-
-    async def _until_warm(self) -> bool:
-        """Like openpi's own server, which opens its port late: the greeting comes when the model is ready."""
-        deadline = time.monotonic() + WARM_UP_PATIENCE_S
-        while self._gateway.engine.status == "warming":
-            if time.monotonic() > deadline:
-                await self._link.close(TRY_AGAIN_LATER, "the model is still warming up")
-                return False
-            await asyncio.sleep(0.05)
-        return True
 
     async def _answer(self, data: bytes | str) -> None:
         started = time.perf_counter()

@@ -31,10 +31,23 @@ _FAULT_POLL_S = 0.1
 _FAULT_GRACE_S = 0.5
 
 
-def listen(settings: ServeSettings) -> socket.socket:
-    """Open the port (0: any free one). Raises InvalidInput when it cannot be had."""
+def listen(settings: ServeSettings) -> list[socket.socket]:
+    """Open the port, and StarVLA's where there is to be one (0: any free one). Raises InvalidInput when one cannot be
+    had.
+    """
+    listeners = [_listen(settings, settings.port, "port")]
+    if settings.starvla_port is not None:
+        try:
+            listeners.append(_listen(settings, settings.starvla_port, "starvla_port"))
+        except InvalidInput:
+            listeners[0].close()
+            raise
+    return listeners
+
+
+def _listen(settings: ServeSettings, port: int, name: str) -> socket.socket:
     try:
-        family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        family, *_, address = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM)[0]
     except (socket.gaierror, UnicodeError) as error:
         got = f"{settings.host!r:.80} ({error!s:.80})"
         raise InvalidInput("host", "a name or an address of this machine", got) from None
@@ -48,8 +61,8 @@ def listen(settings: ServeSettings) -> socket.socket:
         listener.bind(address)
     except OSError as error:
         listener.close()
-        got = f"{settings.host}:{settings.port} ({error.strerror})"
-        raise InvalidInput("port", "a free port that may be used", got) from None
+        got = f"{settings.host}:{port} ({error.strerror})"
+        raise InvalidInput(name, "a free port that may be used", got) from None
     listener.listen(512)
     return listener
 
@@ -83,7 +96,11 @@ class Server(uvicorn.Server):
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
-        """Serve until the end. Raises InvalidInput for a recording or a port that cannot be had."""
+        """Serve until the end, on sockets as `listen` opened them. Raises InvalidInput for a recording or a port that
+        cannot be had.
+        """
+        if sockets is not None and len(sockets) > 1:
+            self._app.state.starvla_port = sockets[1].getsockname()[1]
         self._loop = asyncio.get_running_loop()
         watching = asyncio.ensure_future(self._leave_on_fault()) if self._settings.exit_on_fault else None
         try:
@@ -129,14 +146,14 @@ class Server(uvicorn.Server):
 @contextlib.asynccontextmanager
 async def running(engine: Engine, settings: ServeSettings) -> AsyncIterator[int]:
     """Serve inside a running event loop (tests, notebooks); yields the port."""
-    listener = listen(settings)
+    listeners = listen(settings)
     server = Server(build_app(engine, settings), settings)
-    serving = asyncio.ensure_future(server.serve([listener]))
+    serving = asyncio.ensure_future(server.serve(listeners))
     while not server.started and not serving.done():
         await asyncio.sleep(0.005)
     try:
         if not serving.done():
-            yield listener.getsockname()[1]
+            yield listeners[0].getsockname()[1]
     finally:
         server.stop()
         await serving
@@ -150,8 +167,8 @@ class BackgroundServer:
     def __init__(self, engine: Engine, settings: ServeSettings | None = None) -> None:
         self.settings = settings or ServeSettings(port=0)
         self.app = build_app(engine, self.settings)
-        self._listener = listen(self.settings)
-        self.port: int = self._listener.getsockname()[1]
+        self._listeners = listen(self.settings)
+        self.port: int = self._listeners[0].getsockname()[1]
         self._server = Server(self.app, self.settings)
         self._loop = asyncio.new_event_loop()
         self._failure: OxygenError | None = None
@@ -170,6 +187,11 @@ class BackgroundServer:
         """Where LeRobot's clients connect, once started; None without that door."""
         port: int | None = self.app.state.lerobot_port
         return port
+
+    @property
+    def starvla_port(self) -> int | None:
+        """Where StarVLA's clients connect; None without that door."""
+        return self._listeners[1].getsockname()[1] if len(self._listeners) > 1 else None
 
     @property
     def address(self) -> str:
@@ -214,10 +236,11 @@ class BackgroundServer:
     def _run(self) -> None:
         asyncio.set_event_loop(self._loop)
         try:
-            self._loop.run_until_complete(self._server.serve([self._listener]))
+            self._loop.run_until_complete(self._server.serve(self._listeners))
         except OxygenError as error:
             self._failure = error
-            self._listener.close()
+            for listener in self._listeners:
+                listener.close()
         finally:
             left = asyncio.all_tasks(self._loop)
             for task in left:

@@ -14,6 +14,7 @@ _NUMBERS = {"int": ("an integer", Integral, 1, 2**31 - 1), "float": ("a number",
 _BOUNDS: dict[str, tuple[float, float]] = {
     "port": (0, 65535),
     "lerobot_port": (0, 65535),
+    "starvla_port": (0, 65535),
     "max_frame_bytes": (1, 2**40),
     "max_body_bytes": (1, 2**40),
     "max_session_texts": (0, 2**31 - 1),
@@ -61,6 +62,7 @@ class ServeSettings:
     repeated_frames_warning: int = 20
     control_hz: float | None = None
     lerobot_port: int | None = None
+    starvla_port: int | None = None
     record: Path | None = None
     rerun: bool = False
     drain_s: float = 10.0

@@ -80,6 +80,8 @@ def action_task(options: Mapping[str, Any]) -> ActionTask:
     if seed is not None and not 0 <= seed < 2**63:
         raise InvalidInput("seed", "an integer from 0 to 2**63 - 1", repr(seed))
     expert = _string(options, "expert", "", 64) if options.get("expert") is not None else None
+    if expert == "all":
+        raise InvalidInput("expert", "the name of one expert: an answer holds one chunk", repr(expert))
     return ActionTask(expert=expert or "action", num_steps=num_steps, noise=noise, seed=seed)
 
 

@@ -65,6 +65,10 @@ def check_session(session: str) -> None:
 def _check_text(task: TextTask) -> None:
     _check_type("kind", task.kind, str)
     _check_type("sampling", task.sampling, Sampling)
+    if (ids := task.sampling.allowed) is not None:
+        _check_type("sampling.allowed", ids, range)
+        if ids.step != 1 or not 0 <= ids.start < ids.stop:
+            raise InvalidInput("sampling.allowed", "a range of ids", repr(ids)[:80])
     if task.adapter is not None:
         raise InvalidInput("adapter", "none: no runner has text adapters", repr(task.adapter)[:80])
 

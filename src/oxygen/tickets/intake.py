@@ -50,6 +50,8 @@ class Intake:
         for context in inputs.contexts:
             if context.num_tokens > limits.context_len:
                 raise InvalidInput("prompt", f"at most {limits.context_len} tokens in all", f"{context.num_tokens}")
+        if (longest := max((len(task.tail_ids) for task in inputs.actions), default=0)) > limits.context_len:
+            raise InvalidInput("prompt", f"at most {limits.context_len} tokens behind what is shared", f"{longest}")
         frame_id = -1 if observation.frame_id is None else observation.frame_id
         captured_at = time.time() if observation.captured_at is None else observation.captured_at
         request = Request(next(_ids), observation.session, now, frame_id, captured_at, observation, inputs)
@@ -120,6 +122,8 @@ class Intake:
 
     def _fit(self, task: TextTask, encoded: EncodedTask) -> EncodedTask:
         room = self._limits.tail_len - len(encoded.tail_ids)
+        if room < 1:
+            raise InvalidInput("question", f"at most {self._limits.tail_len - 1} tokens", f"{len(encoded.tail_ids)}")
         if task.max_new_tokens > room:
             raise InvalidInput("max_new_tokens", f"at most {room} after its prompt", f"{task.max_new_tokens}")
         return encoded

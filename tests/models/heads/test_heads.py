@@ -18,7 +18,7 @@ from oxygen.models.heads.torch import build_head
 WIDTH, DEPTH, QUERY = 24, 4, 77
 SIZES = {"feature_width": WIDTH, "horizon": 5, "action_dim": 7}
 PI = PiSpec(name="pi", depth=DEPTH, width=32, num_heads=4, projects=True, **SIZES)
-GR00T = Gr00tSpec(name="gr00t", trunk_depth=DEPTH, depth=4, width=32, num_heads=4, inner_width=40, **SIZES)
+GR00T = Gr00tSpec(name="gr00t", trunk_depth=DEPTH, depth=4, width=32, num_heads=4, inner_width=40, state_dim=7, **SIZES)
 OFT = OftSpec(name="oft", trunk_depth=DEPTH, width=48, token_id=QUERY, **SIZES)
 FLOW = {
     "pi_v3": PI,
@@ -163,6 +163,7 @@ def test_released_sizes():
         inner_width=1024,
         horizon=16,
         action_dim=7,
+        state_dim=7,
     )
     assert gr00t.num_parameters() == 161_472_775
     oft = OftSpec(name="o", feature_width=2560, trunk_depth=36, width=5120, token_id=1, horizon=8, action_dim=7)

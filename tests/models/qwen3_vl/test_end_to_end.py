@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import json
 import shutil
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from models.qwen3_vl.cases import golden_folder
-from processing.chat_cases import ROBOT, STATISTICS, picture, tokenizer, tokenizer_file
+from models.qwen3_vl.folders import OFT, OUTPUT, PI, starvla
+from processing.chat_cases import ROBOT, STATISTICS, picture, tokenizer
 
-from oxygen.checkpoint.torch import save_tensors
 from oxygen.cli.main import main
 from oxygen.core.config import EngineConfig
 from oxygen.core.errors import InvalidInput
 from oxygen.core.tasks import ActionTask, Observation, TextTask
 from oxygen.engine.engine import Engine
-from oxygen.models.heads.spec import OftSpec, PiSpec
-from oxygen.models.qwen3_vl.names import STARVLA, head_placements, trunk_placements
-from oxygen.models.qwen3_vl.spec import PRESETS, Qwen3VLSpec
-from oxygen.models.qwen3_vl.torch import build
 from oxygen.models.qwen3_vl.torch.weights import load_qwen3_vl
-from oxygen.processing.chat import QUERY
 from oxygen.processing.chat_config import ChatConfig, ExpertOutput
 from oxygen.processing.chat_processor import ChatProcessor
 from oxygen.runtime.torch.open import open_runner
@@ -32,69 +26,11 @@ FRAME = Observation({"front": picture()}, np.array([0.5, 1.0, 2.0]), "pick up th
 QUESTION = TextTask("answer", "why?", max_new_tokens=6, ignore_eos=True)
 
 
-def spec_for(*heads) -> Qwen3VLSpec:
-    names = tokenizer().vocabulary.names
-    tiny = PRESETS["qwen3vl-tiny"]
-    plain = {name: getattr(tiny, name) for name in ("trunk", "vision")}
-    at = {
-        key: names.index(token)
-        for key, token in (("image_id", "<|image_pad|>"), ("vision_start_id", "<|vision_start|>"))
-    }
-    end = names.index("<|vision_end|>")
-    return Qwen3VLSpec(
-        **plain, **at, vision_end_id=end, vocab_size=512, eos_ids=tokenizer().eos_ids, max_context_len=192, heads=heads
-    )
-
-
-PI = PiSpec(name="pi", feature_width=64, depth=4, width=64, num_heads=1, horizon=4, action_dim=7)
-OFT = OftSpec(
-    name="oft",
-    feature_width=64,
-    trunk_depth=4,
-    width=32,
-    token_id=tokenizer().encode(QUERY)[0],
-    horizon=6,
-    action_dim=7,
-)
-
-
-def starvla(folder: Path, head: PiSpec | OftSpec, told: dict) -> Path:
-    """What a StarVLA run leaves, as safetensors, with its statistics, a tokenizer and oxygen.json."""
-    spec = spec_for(head)
-    model = build(spec, seed=3)
-    parameters = dict(model.named_parameters())
-    tensors = {}
-    for prefix, places in ((STARVLA, trunk_placements(spec)), ("", head_placements(head))):
-        for place in places:
-            rows = parameters[place.parameter].detach()[place.start : place.start + place.shape[0]]
-            tensors[prefix + place.source] = rows.reshape(place.shape)
-    save_tensors(folder, tensors)
-    shutil.copyfile(tokenizer_file(), folder / "tokenizer.json")
-    told_spec = {
-        "trunk": {"rope_sections": [4, 2, 2]},
-        "vision": {"num_heads": 3, "taps": [0, 1]},
-        **{
-            key: getattr(spec, key)
-            for key in ("image_id", "vision_start_id", "vision_end_id", "eos_ids", "max_context_len")
-        },
-        "heads": [told],
-    }
-    processor = {"robot": ROBOT, "asset_id": "bridge", "first_size": None}
-    (folder / "oxygen.json").write_text(json.dumps({"spec": told_spec, "processor": processor}))
-    groups = STATISTICS.to_groups()
-    statistics = {
-        "bridge": {"action": groups["actions"], "state": groups["state"]},
-        "other": {"action": groups["actions"]},
-    }
-    (folder / "dataset_statistics.json").write_text(json.dumps(statistics))
-    return folder
-
-
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     base = tmp_path_factory.mktemp("starvla")
     return (
-        starvla(base / "pi", PI, {"topology": "all_cross", "horizon": 4}),
+        starvla(base / "pi"),
         starvla(base / "oft", OFT, {"horizon": 6, "token_id": OFT.token_id}),
     )
 
@@ -119,6 +55,7 @@ def test_a_folder_may_name_others_whose_heads_it_runs(folders, tmp_path):
     base = tmp_path / "pi"
     shutil.copytree(folders[0], base)
     told = json.loads((base / "oxygen.json").read_text())
+    told["processor"]["experts"]["oft"] = OUTPUT
     (base / "oxygen.json").write_text(json.dumps(told | {"heads_from": [str(folders[1])]}))
     engine = Engine.from_pretrained(base, max_contexts=2, max_texts=2, tail_len=32)
     try:
@@ -133,9 +70,12 @@ def engine_of_both(folders) -> Engine:
     """Two heads on one trunk; driven by hand."""
     model = load_qwen3_vl(folders[0], heads_from=[folders[1]])
     runner = open_runner(model, max_contexts=5, max_texts=5, tail_len=64, context_len=160, poison_freed=True)
-    outputs = {"pi": ExpertOutput(4, 7), "oft": ExpertOutput(6, 7, "quantile", True, {"2": 0.0})}
-    config = ChatConfig(ROBOT, outputs, first_size=None, vocab_size=512)
-    return Engine(runner, ChatProcessor(config, tokenizer(), STATISTICS), EngineConfig(budget="fixed:2", debug=True))
+    outputs = {
+        "pi": ExpertOutput(4, 7, "minmax", True, {}),
+        "oft": ExpertOutput(6, 7, "quantile", True, {"2": (0.0, 0.0, 1.0)}),
+    }
+    processor = ChatProcessor(ChatConfig(ROBOT, outputs, vocab_size=512), tokenizer(), [STATISTICS])
+    return Engine(runner, processor, EngineConfig(budget="fixed:2", debug=True))
 
 
 def test_every_experts_chunk_is_delivered_when_it_is_ready(folders):
@@ -194,7 +134,7 @@ def test_inspect_of_both_kinds_of_folder(folders, tmp_path, capsys):
     assert report["experts"]["oft"]["horizon"] == 6 and report["text"]["kinds"] and not report["warnings"]
     assert main(["inspect", str(golden_folder(tmp_path / "plain"))]) == 0
     assert "transformers" in capsys.readouterr().out
-    report_of_broken = starvla(tmp_path / "broken", PI, {"horizon": 4})
+    report_of_broken = starvla(tmp_path / "broken", PI, {"horizon": 4, "num_heads": 1})
     assert main(["inspect", str(report_of_broken)]) == 1
     assert "topology must be said" in capsys.readouterr().err
 

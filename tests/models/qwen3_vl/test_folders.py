@@ -27,13 +27,15 @@ SIZES = {"feature_width": 48, "horizon": 5, "action_dim": 7}
 HEADS = {
     "pi": PiSpec(name="pi", depth=4, width=128, num_heads=2, projects=True, **SIZES),
     "plain_pi": PiSpec(name="pi", depth=4, width=48, num_heads=1, **SIZES),
-    "gr00t": Gr00tSpec(name="gr00t", trunk_depth=4, depth=4, width=64, num_heads=1, inner_width=32, **SIZES),
+    "gr00t": Gr00tSpec(
+        name="gr00t", trunk_depth=4, depth=4, width=64, num_heads=1, inner_width=32, state_dim=7, **SIZES
+    ),
     "oft": OftSpec(name="oft", trunk_depth=4, width=32, token_id=99, **SIZES),
 }
 TOLD = {
     "pi": {"topology": "all_cross", "horizon": 5},
-    "plain_pi": {"topology": "interleaved", "horizon": 5},
-    "gr00t": {"horizon": 5},
+    "plain_pi": {"topology": "interleaved", "horizon": 5, "state_dim": 0, "num_heads": 1},
+    "gr00t": {"horizon": 5, "state_dim": 7},
     "oft": {"horizon": 5, "token_id": 99},
 }
 TRUNK_TOLD = {
@@ -103,9 +105,10 @@ def _told(name: str) -> dict:
     ("name", "told", "missing"),
     [
         ("pi", {"horizon": 5}, "topology"),
-        ("gr00t", {}, "horizon"),
+        ("gr00t", {}, "horizon, state_dim"),
+        ("plain_pi", {"topology": "interleaved", "horizon": 5}, "state_dim, num_heads"),
         ("oft", {"horizon": 5}, "token_id"),
-        ("pi", {}, "topology, horizon"),
+        ("pi", {}, r"topology, horizon must be said.*horizon: future_action_window_size \+ 1"),
     ],
 )
 def test_what_no_tensor_shows_must_be_said(tmp_path, name, told, missing):
@@ -116,7 +119,7 @@ def test_what_no_tensor_shows_must_be_said(tmp_path, name, told, missing):
 def test_the_topology_field_changes_the_numbers(tmp_path):
     chunks = []
     for topology in ("all_cross", "interleaved"):
-        folder = starvla_folder(tmp_path / topology, "pi", {"topology": topology, "horizon": 5})
+        folder = starvla_folder(tmp_path / topology, "pi", {"topology": topology, "horizon": 5, "state_dim": 0})
         runner = open_runner(folder, max_contexts=1, max_texts=1, tail_len=4, context_len=64)
         inputs = golden("one").inputs
         runner.prefill([PrefillItem(0, 0, inputs, 0, (("pi", ()),))])

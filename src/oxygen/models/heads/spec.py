@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from oxygen.checkpoint.fields import read_fields
 from oxygen.core.errors import CheckpointError
 from oxygen.layers.experts import ExpertShape, Reads, Stage, Tap
 
 TIME_WIDTH = 256
 MAX_POSITIONS = 1024
 NUM_LEARNED = 32
+MAX_STEPS = 1000
 TOPOLOGIES = ("all_cross", "interleaved")
 
 
@@ -57,7 +59,8 @@ class PiSpec:
         last = self.depth - 1
         taps = tuple(Tap(i, self.last_stage if i == last else "residual") for i in range(self.depth))
         reads = Reads(hidden=taps, width=self.feature_width)
-        return ExpertShape(self.name, "flow", self.horizon, self.action_dim, self.num_steps, 1, reads, self.state_dim)
+        state_dim = self.state_dim if self.topology == "interleaved" else 0  # all_cross: no token sees another
+        return ExpertShape(self.name, "flow", self.horizon, self.action_dim, self.num_steps, 1, reads, state_dim)
 
     def num_parameters(self) -> int:
         w = self.width
@@ -71,7 +74,7 @@ class PiSpec:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gr00tSpec:
     """Flow DiT of StarVLA's GR00T head: even blocks look at the last hidden states, odd ones at the head's own
-    tokens.
+    tokens. state_dim: of its state token, 0 for a head that was trained without one.
     """
 
     name: str
@@ -83,7 +86,7 @@ class Gr00tSpec:
     inner_width: int
     horizon: int
     action_dim: int
-    state_dim: int = 7
+    state_dim: int
     num_steps: int = 4
     stage: Stage = "residual"
     num_learned: int = NUM_LEARNED
@@ -144,19 +147,12 @@ def head_to_dict(head: HeadSpec) -> dict[str, Any]:
 
 
 def head_from_dict(data: Mapping[str, Any]) -> HeadSpec:
-    """Inverse of head_to_dict. Raises CheckpointError naming what is unknown or missing."""
+    """Inverse of head_to_dict. Raises CheckpointError naming what is unknown, missing or of a wrong type."""
     kind = data.get("kind")
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise CheckpointError(f"head: kind {kind!r}, expected one of {', '.join(KINDS)}")
-    cls = KINDS[kind]
-    known = {f.name for f in fields(cls)}
-    needed = {f.name for f in fields(cls) if f.default is f.default_factory}
     given = {key: value for key, value in data.items() if key != "kind"}
-    unknown, missing = sorted(given.keys() - known), sorted(needed - given.keys())
-    for word, found in (("unknown", unknown), ("missing", missing)):
-        if found:
-            raise CheckpointError(f"head of kind {kind}: {word} {', '.join(found)}")
-    return cls(**given)
+    return read_fields(KINDS[kind], given, f"head of kind {kind}")
 
 
 def _common_parameters(head: PiSpec | Gr00tSpec, width: int) -> int:
@@ -174,6 +170,10 @@ def _check(head: Any) -> None:
         least = 0 if f.name in ("state_dim", "token_id", "num_learned") else 1
         if type(value) is int and value < least:
             raise CheckpointError(f"head {head.name}: {f.name} must be at least {least}, got {value}")
+    if not head.name.isidentifier():
+        raise CheckpointError(f"head {head.name!r}: a name of letters, digits and _ is expected")
+    if getattr(head, "num_steps", 1) > MAX_STEPS:
+        raise CheckpointError(f"head {head.name}: num_steps {head.num_steps} of at most {MAX_STEPS}")
     if hasattr(head, "num_heads") and head.width % head.num_heads:
         raise CheckpointError(f"head {head.name}: width {head.width} in {head.num_heads} heads")
     if head.horizon > MAX_POSITIONS:

@@ -64,7 +64,7 @@ def report_pi05(checkpoint: Checkpoint, look: Look) -> dict[str, Any]:
             report["tensors"] = _tensors(balanced, look, problems)
     else:
         warnings += opened.sizes.warnings
-        report |= _sizes(opened.spec)
+        report |= sizes_pi05(opened.spec)
         report["tensors"] = _tensors(opened, look, problems)
         report |= _processing(opened, warnings, problems)
     return report | {"warnings": warnings, "problems": problems}
@@ -87,7 +87,8 @@ def _refusal(action: Any) -> str:
     return ""
 
 
-def _sizes(spec: Pi05Spec) -> dict[str, Any]:
+def sizes_pi05(spec: Pi05Spec) -> dict[str, Any]:
+    """Sizes, parameters and memory of a context."""
     per_token = {name: spec.kv_bytes_per_token(size) for name, size in DTYPE_BYTES.items()}
     return {
         "sizes": spec.to_dict(),

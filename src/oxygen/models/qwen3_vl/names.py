@@ -112,11 +112,11 @@ def head_placements(head: HeadSpec) -> Iterator[Placement]:
 
 def known_unused(head: HeadSpec) -> dict[str, str]:
     """Beginnings of names that a StarVLA file of this head holds and that no computation reads, with the reason."""
-    if not isinstance(head, PiSpec):
-        return {}
-    unused = {DIT + "proj_out_": "output norm and maps of the head: its decoder reads the last block directly"}
-    if not head.state_dim:
-        unused[ACTION + "state_encoder."] = "state encoder: the state is written into the prompt"
+    unused = {}
+    if isinstance(head, PiSpec):
+        unused[DIT + "proj_out_"] = "output norm and maps of the head: its decoder reads the last block directly"
+    if not isinstance(head, OftSpec) and not head.state_dim:
+        unused[ACTION + "state_encoder."] = "state encoder: the head was trained without a state token"
     return unused
 
 

@@ -1,50 +1,42 @@
-"""A Qwen3-VL or StarVLA folder with everything settled but the weights: sizes of the trunk, heads, and their balance.
+"""A Qwen3-VL or StarVLA folder with everything settled but the weights: sizes, heads, their balance, the processor.
 
-Sizes come from the tensors' shapes; what no shape shows comes from config.json (transformers) or from `oxygen.json`
-(`spec`), and where the two disagree with a shape the folder is refused. How a PI head's blocks look, and how many
-actions a head makes, is never guessed: the same weights load either way.
+What no tensor shows comes from config.json (transformers) or from `oxygen.json`, and is refused where it is missing.
 """
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from oxygen.checkpoint.fast import open_fast
 from oxygen.checkpoint.folder import Checkpoint, open_folder
 from oxygen.checkpoint.placement import Balance, balance
 from oxygen.checkpoint.values import fingerprint
 from oxygen.core.errors import CheckpointError
-from oxygen.models.heads.spec import HeadSpec, OftSpec, head_from_dict
+from oxygen.models.heads.spec import OftSpec, PiSpec
 from oxygen.models.qwen3_vl.names import (
     ACTION,
-    DIT,
     HEAD,
     PROJECT,
     STARVLA,
-    TABLE,
-    TEXT,
-    VISUAL,
     head_placements,
     known_unused,
     trunk_placements,
 )
-from oxygen.models.qwen3_vl.spec import PRESETS, Qwen3VLSpec, QwenSpec, QwenVisionSpec
+from oxygen.models.qwen3_vl.sizes import read_heads, read_trunk
+from oxygen.models.qwen3_vl.spec import Qwen3VLSpec
 from oxygen.processing.chat import QUERY
 from oxygen.processing.chat_config import ChatConfig
 from oxygen.processing.chat_processor import ChatProcessor
 from oxygen.processing.starvla import read_dataset_statistics
-from oxygen.processing.statistics import choose_statistics
+from oxygen.processing.statistics import Statistics
 from oxygen.processing.tokenizer import load_tokenizer
 
-_STANDARD = PRESETS["qwen3vl-4b"]
-_EXPLICIT = {"pi": ("topology", "horizon"), "gr00t": ("horizon",), "oft": ("horizon", "token_id")}
-_DIT_HEAD_DIM = 64
-
-Shapes = Mapping[str, tuple[int, ...]]
+_OF_MODEL, _OF_HEADS = {"vocab_size", "token_pixels"}, {"horizon", "action_dim", "state_dim"}
+_FIRST_SIZE = 224
+"""StarVLA presses every picture into this square before the trunk's own processor sees it."""
 
 
 @dataclass(frozen=True)
@@ -76,20 +68,56 @@ class Qwen3VLFolder:
     @property
     def processor_config(self) -> ChatConfig:
         """What oxygen.json says under `processor`, with the sizes of the model. Raises CheckpointError."""
-        told = dict(self.checkpoint.declared.get("processor") or {})
+        declared = self.checkpoint.declared
+        told = {key: declared[key] for key in ("robot", "asset_id") if key in declared}
+        told |= declared.get("processor") or {}
         if self.robot is not None:
             told["robot"] = self.robot
-        given = dict(told.get("experts") or {})
-        if unknown := sorted(set(given) - {head.name for head in self.spec.heads}):
+        if self.asset_id is not None:
+            told["asset_id"] = self.asset_id
+        heads = {head.name: head for head in self.spec.heads}
+        given = told.get("experts") or {}
+        if not isinstance(given, Mapping) or not all(isinstance(entry, Mapping) for entry in given.values()):
+            raise CheckpointError(f"{self.where}: processor: experts: expected a map of maps, got {given!r:.80}")
+        if unknown := sorted(given.keys() - heads.keys()):
             raise CheckpointError(
                 f"{self.where}: processor.experts names heads that are not there: {', '.join(unknown)}"
             )
+        if fixed := sorted((_OF_MODEL & told.keys()) | {key for e in given.values() for key in _OF_HEADS & e.keys()}):
+            raise CheckpointError(f"{self.where}: processor: {', '.join(fixed)} must not be said: the model fixes it")
+        self._check_prompts(told, given)
         told["experts"] = {
-            head.name: {**given.get(head.name, {}), "horizon": head.horizon, "action_dim": head.action_dim}
-            for head in self.spec.heads
+            name: {
+                **given.get(name, {}),
+                "horizon": head.horizon,
+                "action_dim": head.action_dim,
+                "state_dim": head.shape().state_dim,
+            }
+            for name, head in heads.items()
         }
         told |= {"vocab_size": self.spec.vocab_size, "token_pixels": self.spec.vision.token_pixels}
-        return ChatConfig.from_dict(told)
+        if heads or told.get("fast"):
+            told.setdefault("first_size", _FIRST_SIZE)
+        try:
+            return ChatConfig.from_dict(told)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.where}: {error}") from None
+
+    def _check_prompts(self, told: Mapping[str, Any], given: Mapping[str, Any]) -> None:
+        """What stood around the instruction in training is not in the weights, so it must have been said."""
+        if (self.spec.heads or told.get("fast")) and "wrapper" not in told:
+            raise CheckpointError(
+                f"{self.where}: processor: wrapper must be said (a text around {{instruction}}, or null for none)"
+            )
+        templates = told.get("templates")
+        for head in self.spec.heads:
+            has_template = isinstance(templates, Mapping) and head.name in templates
+            is_said = has_template or "prompt" in given.get(head.name, {})
+            if isinstance(head, PiSpec) and head.projects and not is_said:
+                raise CheckpointError(
+                    f"{self.where}: processor: experts.{head.name}.prompt must be said: {{prompt}}, followed by "
+                    "{state} between its two markers where the head was trained with the state as text"
+                )
 
     def processor(self, tokenizer: str | Path | None = None) -> ChatProcessor:
         """The processor, complete. tokenizer: a file that takes the place of the folder's own."""
@@ -97,17 +125,54 @@ class Qwen3VLFolder:
         if path is None:
             raise CheckpointError(f"{self.where}: no tokenizer (tokenizer.json); copy it from the original checkpoint")
         config, loaded = self.processor_config, load_tokenizer(path)
-        sets, masks = read_dataset_statistics(self.checkpoint.folder)
-        sets = (*self.checkpoint.statistics, *sets)
-        chosen = choose_statistics(sets, self.asset_id or config.asset_id, self.where) if sets else None
+        sets = self._statistics(config)
+        codec = None
+        if (fast := config.fast) is not None:
+            codec = open_fast(self.checkpoint.folder / fast.folder, fast.output.horizon, fast.output.action_dim)
+        try:
+            made = ChatProcessor(config, loaded, sets, codec)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.where}: {error}") from error
+        spec = self.spec
+        if made.image_token_ids != (wanted := (spec.vision_start_id, spec.image_id, spec.vision_end_id)):
+            raise CheckpointError(
+                f"{self.where}: the model's tokens around pictures are {list(wanted)}, "
+                f"{' '.join(config.image_tokens)} are {list(made.image_token_ids)}"
+            )
         for head in self.spec.heads:
-            query = loaded.encode(QUERY)
-            if isinstance(head, OftSpec) and query != [head.token_id]:
+            if isinstance(head, OftSpec):
+                self._check_queries(head, made)
+        return made
+
+    def _check_queries(self, head: OftSpec, made: ChatProcessor) -> None:
+        query = made.tokenizer.encode(QUERY)
+        if query != [head.token_id]:
+            raise CheckpointError(f"{self.where}: head {head.name} reads at token {head.token_id}, {QUERY} is {query}")
+        template = made.templates.get(head.name) or made.templates.get("action")
+        words = dict.fromkeys(("prompt", "state", "question"), "")
+        found = template.token_ids(words, (), made.tokenizer)[0].count(head.token_id) if template else 0
+        if found != head.horizon:
+            raise CheckpointError(
+                f"{self.where}: head {head.name} reads at {head.horizon} query tokens, its prompt has {found}"
+            )
+
+    def _statistics(self, config: ChatConfig) -> tuple[Statistics, ...]:
+        """Every set of the folder. One for all heads, so lent heads must have been trained with the same."""
+        sets, masks = read_dataset_statistics(self.checkpoint.folder)
+        own = {found.asset_id: found.digest for found in sets}
+        for other in self.further:
+            theirs = {found.asset_id: found.digest for found in read_dataset_statistics(other.checkpoint.folder)[0]}
+            if theirs and theirs != own:
+                raise CheckpointError(f"{other.where}: its statistics are not those of {self.where}")
+        outputs = {**config.experts, **({"fast": config.fast.output} if config.fast else {})}
+        for name, expert in outputs.items():
+            partly = [key for key, mask in masks.items() if not all(mask)]
+            if partly and isinstance(expert.normalization, str):
                 raise CheckpointError(
-                    f"{self.where}: head {head.name} reads at token {head.token_id}, {QUERY} is {query}"
+                    f"{self.where}: statistics {partly[0]!r} leave some actions as they are (mask); "
+                    f"processor: experts.{name}: normalization must say a mode for each dimension"
                 )
-        mask = masks.get(chosen.asset_id) if chosen else None
-        return ChatProcessor(config, loaded, chosen, mask)
+        return (*self.checkpoint.statistics, *sets)
 
 
 def read_qwen3_vl(
@@ -128,134 +193,30 @@ def read_qwen3_vl(
     if checkpoint.family != "qwen3_vl" or checkpoint.tensors is None:
         raise CheckpointError(f"{checkpoint.folder}: wrong family: {checkpoint.family}, expected qwen3_vl")
     index, where = checkpoint.tensors, str(checkpoint.folder)
+    if foreign := sorted({"token_table", "lora_scale"} & checkpoint.declared.keys()):
+        raise CheckpointError(f"{where}: {', '.join(foreign)} in oxygen.json: not for this family")
     prefix = STARVLA if any(name.startswith(STARVLA) for name in index) else ""
     shapes = {name.removeprefix(prefix): index[name].shape for name in index}
     told: dict[str, Any] = {**dict(checkpoint.declared.get("spec") or {}), **dict(overrides or {})}
-    heads = tuple(_heads(shapes, told.pop("heads", None), where))
-    spec = replace(_trunk(shapes, checkpoint.config, told, where), heads=heads)
+    heads = tuple(read_heads(shapes, told.pop("heads", None), where))
+    spec = replace(read_trunk(shapes, checkpoint.config, told, where), heads=heads)
     placements = [*trunk_placements(spec), *(place for head in heads for place in head_placements(head))]
     unused = {start: why for head in heads for start, why in known_unused(head).items()}
     weighed = balance(index.tensors, placements, prefix, tied=(HEAD,), unused=unused)
-    further = tuple(read_qwen3_vl(checkpoint.folder / name) for name in checkpoint.declared.get("heads_from", ()))
+    further = tuple(_further(checkpoint, name) for name in _lenders(checkpoint))
     spec = replace(spec, heads=(*heads, *(head for other in further for head in other.spec.heads)))
     return Qwen3VLFolder(checkpoint, spec, prefix, weighed, robot, asset_id, further)
 
 
-def _trunk(shapes: Shapes, config: Mapping[str, Any], told: Mapping[str, Any], where: str) -> Qwen3VLSpec:
-    text, vision = config.get("text_config") or {}, config.get("vision_config") or {}
-    rope = text.get("rope_scaling") or text.get("rope_parameters") or {}
-    try:
-        layer, block = TEXT + "layers.0.", VISUAL + "blocks.0."
-        vocab_size, width = shapes[TABLE]
-        (head_dim,) = shapes[layer + "self_attn.q_norm.weight"]
-        trunk = QwenSpec(
-            width=width,
-            depth=_count(shapes, TEXT + r"layers\.(\d+)\."),
-            mlp_width=shapes[layer + "mlp.up_proj.weight"][0],
-            num_heads=shapes[layer + "self_attn.q_proj.weight"][0] // head_dim,
-            num_kv_heads=shapes[layer + "self_attn.k_proj.weight"][0] // head_dim,
-            head_dim=head_dim,
-            rope_theta=float(text.get("rope_theta", rope.get("rope_theta", _STANDARD.trunk.rope_theta))),
-            rope_sections=tuple(rope.get("mrope_section", _STANDARD.trunk.rope_sections)),
-        )
-        tower_width = shapes[VISUAL + "patch_embed.proj.bias"][0]
-        tower = QwenVisionSpec(
-            width=tower_width,
-            depth=_count(shapes, VISUAL + r"blocks\.(\d+)\."),
-            mlp_width=shapes[block + "mlp.linear_fc1.bias"][0],
-            num_heads=vision.get("num_heads", _STANDARD.vision.num_heads),
-            taps=tuple(vision.get("deepstack_visual_indexes", _STANDARD.vision.taps)),
-            patch_size=shapes[VISUAL + "patch_embed.proj.weight"][-1],
-            merge=math.isqrt(shapes[VISUAL + "merger.linear_fc1.bias"][0] // tower_width),
-            table_side=math.isqrt(shapes[VISUAL + "pos_embed.weight"][0]),
-        )
-    except KeyError as error:
-        raise CheckpointError(f"{where}: missing tensors: {error.args[0]}") from None
-    eos = text.get("eos_token_id", _STANDARD.eos_ids)
-    spec = {
-        "trunk": trunk,
-        "vision": tower,
-        "vocab_size": vocab_size,
-        "image_id": config.get("image_token_id", _STANDARD.image_id),
-        "vision_start_id": config.get("vision_start_token_id", _STANDARD.vision_start_id),
-        "vision_end_id": config.get("vision_end_token_id", _STANDARD.vision_end_id),
-        "eos_ids": (eos,) if isinstance(eos, int) else tuple(eos),
-    }
-    written = Qwen3VLSpec(**spec).to_dict() if not told else _merged(spec, told)  # type: ignore[arg-type]
-    return Qwen3VLSpec.from_dict(written)
+def _lenders(checkpoint: Checkpoint) -> list[str]:
+    names = checkpoint.declared.get("heads_from") or []
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{checkpoint.folder}: heads_from: expected a list of folders, got {names!r:.80}")
+    return names
 
 
-def _merged(spec: Mapping[str, Any], told: Mapping[str, Any]) -> dict[str, Any]:
-    """Sizes with those told put over them, part by part; unknown names are refused where the spec is built."""
-    parts = {"trunk": spec["trunk"], "vision": spec["vision"]}
-    plain: dict[str, Any] = {key: value for key, value in spec.items() if key not in parts}
-    for name, part in parts.items():
-        plain[name] = {field: getattr(part, field) for field in part.__slots__} | dict(told.get(name) or {})
-    return plain | {key: value for key, value in told.items() if key not in parts}
-
-
-def _heads(shapes: Shapes, told: Any, where: str) -> list[HeadSpec]:
-    """The head that lies beside the trunk, if one does; what no shape shows must have been told."""
-    derived = _derived_head(shapes)
-    given = [dict(head) for head in told or ()]
-    if derived is None:
-        if given:
-            raise CheckpointError(f"{where}: oxygen.json names heads, but the folder holds no action_model tensors")
-        return []
-    if len(given) > 1:
-        raise CheckpointError(f"{where}: {len(given)} heads are named, the folder holds one")
-    merged = {**derived, **(given[0] if given else {})}
-    if open_ := [name for name in _EXPLICIT[merged["kind"]] if name not in merged]:
-        raise CheckpointError(
-            f"{where}: head of kind {merged['kind']}: {', '.join(open_)} must be said in oxygen.json "
-            f'({{"spec": {{"heads": [{{...}}]}}}}): no tensor shows it'
-        )
-    return [head_from_dict(merged)]
-
-
-def _derived_head(shapes: Shapes) -> dict[str, Any] | None:
-    if DIT + "fc1.weight" in shapes:
-        width, feature_width = shapes[DIT + "fc1.weight"]
-        return {
-            "kind": "oft",
-            "name": "oft",
-            "feature_width": feature_width,
-            "trunk_depth": _count(shapes, TEXT + r"layers\.(\d+)\."),
-            "width": width,
-            "action_dim": shapes[DIT + "fc2.weight"][0],
-            "num_blocks": _count(shapes, DIT + r"mlp_resnet_blocks\.(\d+)\."),
-        }
-    first = DIT + "transformer_blocks.0."
-    if first + "attn1.to_k.weight" not in shapes:
-        return None
-    width, key_width = shapes[first + "attn1.to_k.weight"]
-    common = {
-        "width": width,
-        "depth": _count(shapes, DIT + r"transformer_blocks\.(\d+)\."),
-        "num_heads": max(width // _DIT_HEAD_DIM, 1),
-        "action_dim": shapes[ACTION + "action_encoder.layer1.weight"][1],
-        "num_learned": shapes[ACTION + "future_tokens.weight"][0],
-    }
-    odd = shapes.get(DIT + "transformer_blocks.1.attn1.to_k.weight")
-    if odd is not None and odd[1] != key_width:
-        state = shapes.get(ACTION + "state_encoder.layer1.weight")
-        return common | {
-            "kind": "gr00t",
-            "name": "gr00t",
-            "feature_width": key_width,
-            "trunk_depth": _count(shapes, TEXT + r"layers\.(\d+)\."),
-            "inner_width": shapes[ACTION + "action_decoder.layer1.weight"][0],
-            "state_dim": 0 if state is None else state[1],
-        }
-    projection = shapes.get(PROJECT + "0.1.weight")
-    return common | {
-        "kind": "pi",
-        "name": "pi",
-        "projects": projection is not None,
-        "feature_width": width if projection is None else projection[1],
-    }
-
-
-def _count(shapes: Shapes, pattern: str) -> int:
-    """Number of layers: one more than the highest number in the names."""
-    return 1 + max((int(m[1]) for name in shapes if (m := re.match(pattern, name))), default=-1)
+def _further(checkpoint: Checkpoint, name: str) -> Qwen3VLFolder:
+    other = open_folder(checkpoint.folder / name)
+    if _lenders(other):
+        raise CheckpointError(f"{other.folder}: a folder that lends its head to {checkpoint.folder} has heads_from too")
+    return read_qwen3_vl(other)

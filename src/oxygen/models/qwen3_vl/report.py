@@ -12,6 +12,7 @@ from oxygen.checkpoint.values import is_finite, same_values
 from oxygen.core.errors import CheckpointError
 from oxygen.models.qwen3_vl.names import ACTION, PROJECT, TABLE, VISUAL
 from oxygen.models.qwen3_vl.opening import Qwen3VLFolder, read_qwen3_vl
+from oxygen.models.qwen3_vl.spec import Qwen3VLSpec
 from oxygen.processing.starvla import read_dataset_statistics
 from oxygen.processing.statistics import Statistics
 
@@ -44,16 +45,16 @@ def report_qwen3_vl(checkpoint: Checkpoint, look: Any) -> dict[str, Any]:
     except CheckpointError as error:
         problems.append(str(error))
         return report | {"warnings": warnings, "problems": problems}
-    report |= _sizes(opened)
+    report |= sizes_qwen3_vl(opened.spec)
     report["tensors"] = _tensors(opened, look.with_values, problems)
-    _processing(opened, report, warnings)
+    _processing(opened, report, warnings, problems)
     if opened.spec.heads and not sets and look.needs_statistics:
         problems.append(f"{opened.where}: no statistics (dataset_statistics.json), so actions have no units")
     return report | {"warnings": warnings, "problems": problems}
 
 
-def _sizes(opened: Qwen3VLFolder) -> dict[str, Any]:
-    spec = opened.spec
+def sizes_qwen3_vl(spec: Qwen3VLSpec) -> dict[str, Any]:
+    """Sizes, parameters, experts and memory of a context."""
     per_token = {name: spec.kv_bytes_per_token(size) for name, size in DTYPE_BYTES.items()}
     return {
         "sizes": spec.to_dict(),
@@ -128,8 +129,10 @@ def _statistics(found: Statistics) -> dict[str, Any]:
     return {"asset_id": found.asset_id, "digest": found.digest, **dims}
 
 
-def _processing(opened: Qwen3VLFolder, report: dict[str, Any], warnings: list[str]) -> None:
-    """Robot, prompts and statistics, where the folder settles them; what is left open is a warning."""
+def _processing(opened: Qwen3VLFolder, report: dict[str, Any], warnings: list[str], problems: list[str]) -> None:
+    """Robot, prompts and statistics. A folder that says nothing of them is warned about, one that says it wrong is at
+    fault.
+    """
     try:
         config = opened.processor_config
         report["robot"] = {"name": config.robot if isinstance(config.robot, str) else config.robot.get("name")}
@@ -145,5 +148,8 @@ def _processing(opened: Qwen3VLFolder, report: dict[str, Any], warnings: list[st
             }
             if found.statistics is not None:
                 report["statistics"]["chosen"] = _statistics(found.statistics)
+            elif found.sets:
+                warnings.append(f"every request must name its statistics (unnorm_key): one of {', '.join(found.sets)}")
     except CheckpointError as error:
-        warnings.append(str(error))
+        is_declared = opened.robot is not None or "processor" in opened.checkpoint.declared
+        (problems if is_declared else warnings).append(str(error))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
-from typing import Any, TypeVar, get_type_hints
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
 
+from oxygen.checkpoint.fields import read_fields
 from oxygen.core.errors import CheckpointError
 from oxygen.models.heads.spec import Gr00tSpec, HeadSpec, OftSpec, PiSpec, head_from_dict, head_to_dict
 
@@ -130,31 +131,7 @@ class Qwen3VLSpec:
     def from_dict(cls, data: Mapping[str, Any]) -> Qwen3VLSpec:
         """Inverse of to_dict. Unknown, missing and wrongly typed fields raise CheckpointError naming them."""
         heads = tuple(head_from_dict(head) for head in data.get("heads", ()))
-        return replace(_build(cls, {**data, "heads": ()}, ""), heads=heads)
-
-
-_T = TypeVar("_T")
-
-
-def _build(cls: type[_T], data: Any, path: str) -> _T:
-    if not isinstance(data, Mapping):
-        raise CheckpointError(f"Qwen3-VL configuration: {path or 'the configuration'} must be a mapping, got {data!r}")
-    names = {f.name for f in fields(cls)}  # type: ignore[arg-type]
-    needed = {f.name for f in fields(cls) if f.default is f.default_factory}  # type: ignore[arg-type]
-    unknown, missing = sorted(set(data) - names), sorted(needed - set(data))
-    for word, found in (("unknown", unknown), ("missing", missing)):
-        if found:
-            raise CheckpointError(f"Qwen3-VL configuration: {word} {', '.join(path + n for n in found)}")
-    hints, values = get_type_hints(cls), {}
-    for name, value in data.items():
-        if is_dataclass(hints[name]):
-            value = _build(hints[name], value, f"{path}{name}.")
-        elif isinstance(value, list):
-            value = tuple(value)
-        elif hints[name] in (int, float) and (isinstance(value, bool) or not isinstance(value, int | float)):
-            raise CheckpointError(f"Qwen3-VL configuration: {path}{name} must be a number, got {value!r}")
-        values[name] = value
-    return cls(**values)
+        return replace(read_fields(cls, {**data, "heads": ()}, "Qwen3-VL configuration"), heads=heads)
 
 
 def _check(spec: Qwen3VLSpec) -> None:
@@ -170,6 +147,7 @@ def _check(spec: Qwen3VLSpec) -> None:
             value = getattr(part, f.name)
             if type(value) is int and not f.name.endswith("_id"):
                 need(value >= 1, f"{prefix}{f.name} must be at least 1, got {value}")
+    need(t.rope_theta > 0, f"trunk.rope_theta must be above 0, got {t.rope_theta}")
     need(t.num_heads % t.num_kv_heads == 0, f"trunk.num_heads ({t.num_heads}) is no multiple of {t.num_kv_heads}")
     need(
         2 * sum(t.rope_sections) == t.head_dim,
@@ -177,6 +155,7 @@ def _check(spec: Qwen3VLSpec) -> None:
     )
     need(v.width % v.num_heads == 0 and v.head_dim % 4 == 0, f"vision.width ({v.width}) in {v.num_heads} heads")
     need(all(0 <= tap < v.depth for tap in v.taps), f"vision.taps {list(v.taps)} of {v.depth} layers")
+    need(bool(spec.eos_ids), "eos_ids is empty: no text would end")
     need(len(v.taps) <= t.depth, f"vision.taps: {len(v.taps)} for {t.depth} text layers")
     names = [head.name for head in spec.heads]
     need(len(set(names)) == len(names), f"heads of the same name among {names}")

@@ -76,10 +76,11 @@ class Decode:
         timings: Timings,
         forbidden: Tensor | None = None,
         lookahead: bool = False,
+        eos_ids: Sequence[int] = (),
     ) -> None:
         self._model, self._store, self._scratch = model, store, scratch
         self._graphs, self._timings = graphs, timings
-        self.forbidden, self.lookahead = forbidden, lookahead
+        self.forbidden, self.lookahead, self._eos_ids = forbidden, lookahead, tuple(eos_ids)
 
     def run(self, items: Sequence[DecodeItem], rounds: int, after_round: AfterRound) -> None:
         """See core.plan.Runner.decode. After a RequestFault nothing is lost: the tokens of the faulty round were not
@@ -175,7 +176,7 @@ class Decode:
         draws = None
         if sampling.drawn is not None:
             draws = self._integers([t.drawn for t in order])
-        tokens = sample(self._model.logits(hidden), sampling, draws, self.forbidden)
+        tokens = sample(self._model.logits(hidden), sampling, draws, self.forbidden, self._eos_ids)
         for t in order:
             t.computed += len(t.item.pending) if first else 1
             t.drawn += 1

@@ -13,17 +13,19 @@ from oxygen.models.pi05.opening import Pi05Folder, read_pi05
 from oxygen.models.pi05.spec import PRESETS as PI05_PRESETS
 from oxygen.models.pi05.torch import build as build_pi05
 from oxygen.models.pi05.torch.weights import load_pi05
+from oxygen.models.pi05.untrained import untrained_pi05
 from oxygen.models.qwen3_vl.opening import Qwen3VLFolder, read_qwen3_vl
 from oxygen.models.qwen3_vl.spec import PRESETS as QWEN3_VL_PRESETS
 from oxygen.models.qwen3_vl.torch import build as build_qwen3_vl
 from oxygen.models.qwen3_vl.torch.weights import load_qwen3_vl
+from oxygen.models.qwen3_vl.untrained import untrained_qwen3_vl
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
     """presets: sizes by name. build(spec, device, dtype, seed=...): a model with random weights. read(folder,
     robot=..., asset_id=..., overrides=...): a folder without its weights, of type `opened`.
-    load(opened, device, dtype): with them.
+    load(opened, device, dtype): with them. untrained(spec, robot): what a robot changes of a preset, and a processor.
     """
 
     presets: Mapping[str, Any]
@@ -31,14 +33,15 @@ class Family:
     opened: type
     read: Callable[..., Any]
     load: Callable[..., Any]
+    untrained: Callable[..., Any]
 
 
 FAMILIES = {
-    "pi05": Family(PI05_PRESETS, build_pi05, Pi05Folder, read_pi05, load_pi05),
-    "qwen3_vl": Family(QWEN3_VL_PRESETS, build_qwen3_vl, Qwen3VLFolder, read_qwen3_vl, load_qwen3_vl),
+    "pi05": Family(PI05_PRESETS, build_pi05, Pi05Folder, read_pi05, load_pi05, untrained_pi05),
+    "qwen3_vl": Family(
+        QWEN3_VL_PRESETS, build_qwen3_vl, Qwen3VLFolder, read_qwen3_vl, load_qwen3_vl, untrained_qwen3_vl
+    ),
 }
-PRESETS = {name: spec for family in FAMILIES.values() for name, spec in family.presets.items()}
-"""Sizes of every family by name."""
 
 
 def family_of_preset(name: str) -> Family:

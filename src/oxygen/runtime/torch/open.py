@@ -16,7 +16,8 @@ import torch
 
 from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.core.errors import CheckpointError, InvalidInput, Refused, check_number
-from oxygen.runtime.torch.families import FAMILIES, PRESETS, family_of_preset, load, read_folder
+from oxygen.runtime.presets import PRESETS
+from oxygen.runtime.torch.families import FAMILIES, family_of_preset, load, read_folder
 from oxygen.runtime.torch.graphs import MODES
 from oxygen.runtime.torch.runner import TorchRunner, store_shape
 
@@ -106,6 +107,15 @@ def _device(name: str) -> torch.device:
     except (TypeError, RuntimeError) as error:
         raise InvalidInput("device", "cpu, or cuda where there is one", f"{name!r:.80}") from error
     return device
+
+
+def open_untrained(name: str, robot: str, **device: Any) -> tuple[TorchRunner, Any]:
+    """Runner and processor of a preset. Random weights speak bytes and move at random: good for trying connections,
+    not for robots.
+    """
+    changes, processor = family_of_preset(name).untrained(PRESETS[name], robot)
+    ids = {"eos_ids": processor.tokenizer.eos_ids, "forbidden_ids": processor.forbidden_ids}
+    return open_runner(name, spec=changes, **ids, **device), processor
 
 
 def open_parts(folder: str | Path, *, robot: str | None = None, **device: Any) -> tuple[TorchRunner, Any]:

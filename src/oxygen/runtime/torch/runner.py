@@ -59,7 +59,7 @@ class TorchRunner:
         self._scratch = Scratch(self.dtype, self.device)
         shared = (model, self.store, self._scratch, self._graphs, self.timings)
         self._prefill = Prefill(*shared)
-        self._decode = Decode(*shared, forbidden=self._mask(forbidden_ids), lookahead=lookahead)
+        self._decode = Decode(*shared, self._mask(forbidden_ids), lookahead, eos_ids)
         self._experts = dict(model.experts)
         shapes = [expert.shape for expert in self._experts.values()]
         experts = tuple(ExpertLimits(s.name, s.horizon, s.action_dim, s.num_steps) for s in shapes)

@@ -47,7 +47,8 @@ def uniform(seeds: Tensor, positions: Tensor) -> Tensor:
 class SamplingRows:
     """The sampling settings of a batch on the device, and which rows need what.
 
-    drawn: rows with a temperature, None when all are greedy. The other tensors are aligned with `drawn`.
+    drawn: rows with a temperature, None when all are greedy. The other tensors are aligned with `drawn`. confined: rows
+    that may only say ids of a range, or end.
     """
 
     drawn: Tensor | None
@@ -57,12 +58,14 @@ class SamplingRows:
     nucleus: Tensor | None = None
     top_p: Tensor | None = None
     seeds: Tensor | None = None
+    confined: tuple[tuple[int, range], ...] = ()
 
     @classmethod
     def of(cls, settings: Sequence[Sampling], device: torch.device) -> SamplingRows:
         rows = [i for i, s in enumerate(settings) if s.temperature > 0]
+        confined = tuple((i, s.allowed) for i, s in enumerate(settings) if s.allowed is not None)
         if not rows:
-            return cls(None)
+            return cls(None, confined=confined)
         drawn = [settings[i] for i in rows]
         nucleus = [i for i, s in enumerate(drawn) if s.top_p < 1]
         max_top_k = max(s.top_k for s in drawn)
@@ -81,22 +84,38 @@ class SamplingRows:
             nucleus=integers(nucleus) if nucleus else None,
             top_p=floats([max(drawn[i].top_p, _SMALLEST) for i in nucleus]) if nucleus else None,
             seeds=integers([s.seed for s in drawn]),
+            confined=confined,
         )
 
 
-def sample(logits: Tensor, rows: SamplingRows, positions: Tensor | None, forbidden: Tensor | None = None) -> Tensor:
+def sample(
+    logits: Tensor,
+    rows: SamplingRows,
+    positions: Tensor | None,
+    forbidden: Tensor | None = None,
+    eos_ids: Sequence[int] = (),
+) -> Tensor:
     """logits [n, vocab] float32 -> tokens [n] int64 (FAULTY where logits are not finite).
 
     positions [n] int64: number of each text's draw (read for drawn rows only). forbidden [vocab]: additive, -inf
-    where a token must not come. logits may be changed in place.
+    where a token must not come; a confined row has its own rule. logits may be changed in place.
     """
+    kept = [(row, part, logits[row, part].clone()) for row, ids in rows.confined for part in _parts(ids, eos_ids)]
     if forbidden is not None:
         logits = logits.add_(forbidden)
+    for row, _ in rows.confined:
+        logits[row] = float("-inf")
+    for row, part, own in kept:
+        logits[row, part] = own
     best, tokens = logits.max(-1)
     if rows.drawn is not None:
         assert positions is not None
         tokens.index_copy_(0, rows.drawn, _draw(logits, best, rows, positions))
     return tokens.masked_fill_(~best.isfinite(), FAULTY)
+
+
+def _parts(ids: range, eos_ids: Sequence[int]) -> list[slice]:
+    return [slice(ids.start, ids.stop), *(slice(i, i + 1) for i in eos_ids)]
 
 
 def _draw(logits: Tensor, best: Tensor, rows: SamplingRows, positions: Tensor) -> Tensor:

@@ -34,8 +34,6 @@ class Qwen3VL(nn.Module):
 
     is_causal = True
 
-    is_causal = True
-
     def __init__(self, spec: Qwen3VLSpec, dtype: torch.dtype, device: torch.device | str) -> None:
         super().__init__()
         self.spec = spec
