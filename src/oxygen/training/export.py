@@ -24,7 +24,13 @@ CONTROL_HZ = 80.0
 def processor_settings() -> dict[str, Any]:
     """Settings of the processor for this robot, as plain data."""
     slots = [f"{name}_rgb" for name in CAMERAS]
-    motion = {"dim": 3, "kind": "delta", "unit": "cm of the hand per control step, in [-1, 1]", "frame": "world"}
+    motion = {
+        "dim": 3,
+        "kind": "delta",
+        "unit": "cm of the hand per control step, in [-1, 1]",
+        "frame": "world",
+        "axes": ["x", "y", "z"],
+    }
     return {
         "robot": {
             "name": "generic",

@@ -19,8 +19,10 @@ def libero() -> Robot:
         ),
         state=(StatePart((("observation/state",),), STATE_DIM),),
         actions=(
-            ActionPart("end-effector position", 3, "delta", "controller input in [-1, 1]", "base"),
-            ActionPart("end-effector rotation", 3, "delta", "controller input in [-1, 1], axis-angle", "base"),
+            ActionPart("end-effector position", 3, "delta", "controller input in [-1, 1]", "base", ("x", "y", "z")),
+            ActionPart(
+                "end-effector rotation", 3, "delta", "controller input in [-1, 1], axis-angle", "base", ("x", "y", "z")
+            ),
             ActionPart("gripper", 1, "absolute", "-1 open, 1 closed", "gripper"),
         ),
         pipeline=Pipeline(outputs=(SliceActions(7),)),
