@@ -7,6 +7,7 @@ from oxygen.processing.transforms import Pipeline, SliceActions
 
 STATE_DIM = 8
 """End-effector position (3), axis-angle (3), gripper joints (2)."""
+INPUT = "controller input in [-1, 1]"
 
 
 def libero() -> Robot:
@@ -19,9 +20,10 @@ def libero() -> Robot:
         ),
         state=(StatePart((("observation/state",),), STATE_DIM),),
         actions=(
-            ActionPart("end-effector position", 3, "delta", "controller input in [-1, 1]", "base", ("x", "y", "z")),
-            ActionPart(
-                "end-effector rotation", 3, "delta", "controller input in [-1, 1], axis-angle", "base", ("x", "y", "z")
+            *(ActionPart(f"end-effector position {axis}", 1, "delta", INPUT, "base") for axis in "xyz"),
+            *(
+                ActionPart(f"end-effector rotation {axis}", 1, "delta", f"{INPUT}, axis-angle", "base")
+                for axis in "xyz"
             ),
             ActionPart("gripper", 1, "absolute", "-1 open, 1 closed", "gripper"),
         ),

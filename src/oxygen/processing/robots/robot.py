@@ -52,21 +52,13 @@ class StatePart:
 
 @dataclass(frozen=True, slots=True)
 class ActionPart:
-    """Some neighbouring action dimensions, for people and clients. kind: `absolute`, `velocity`, `delta`, ...
-
-    axes: a name for each dimension where numbers say little (`x`, `y`, `z`); as many as `dim`, else InvalidInput.
-    """
+    """Some neighbouring action dimensions, for people and clients. kind: `absolute`, `velocity`, `delta`, ..."""
 
     name: str
     dim: int
     kind: str
     unit: str
     frame: str = "joint"
-    axes: Sequence[str] = ()
-
-    def __post_init__(self) -> None:
-        if self.axes and len(self.axes) != self.dim:
-            raise InvalidInput("robot.actions.axes", f"{self.dim} names for {self.name!r}", f"{list(self.axes)}")
 
 
 @dataclass(frozen=True, slots=True)

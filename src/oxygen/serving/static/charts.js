@@ -19,7 +19,7 @@ export function drawLegend(list) {
 
 // One {name, unit} per action dimension, from the robot's description.
 function dimensions(parts, dim) {
-  const name = (part, i) => (part.dim > 1 ? `${part.name} ${(part.axes || [])[i] || i + 1}` : part.name);
+  const name = (part, i) => (part.dim > 1 ? `${part.name} ${i + 1}` : part.name);
   const all = parts.flatMap((part) => Array.from({ length: part.dim }, (_, i) => ({ name: name(part, i), unit: part.unit })));
   return Array.from({ length: dim }, (_, i) => all[i] || { name: `dimension ${i + 1}`, unit: "" });
 }
