@@ -64,9 +64,7 @@ def _heading(args: argparse.Namespace, wishes: LiberoWishes, mode: str) -> str:
 
 def _wishes(args: argparse.Namespace) -> LiberoWishes:
     if args.model in SHIPPED:
-        raise InvalidInput(
-            "model", f"a folder trained for LIBERO, a preset ({', '.join(PRESETS)}) or {SCRIPT}", repr(args.model)
-        )
+        raise InvalidInput("model", f"a folder trained for LIBERO, a preset's name or {SCRIPT}", repr(args.model))
     tasks = []
     for word in args.tasks or map(str, range(TASKS_PER_SUITE)):
         if not word.isdecimal() or int(word) >= TASKS_PER_SUITE:
