@@ -53,7 +53,7 @@ def _draw_actions(axis: Any, episode: Episode) -> None:
     for column, (name, colour) in enumerate(DIMENSIONS):
         axis.plot(np.concatenate(done)[:, column], color=colour, linewidth=2, label=name)
     axis.plot([], [], color="black", linewidth=2, label="executed")
-    axis.plot([], [], color="black", linewidth=0.8, alpha=0.4, label="predicted, then replaced")
+    axis.plot([], [], color="black", linewidth=0.8, alpha=0.4, label="predicted, not executed")
     axis.set(
         title=f"actions of one episode: “{episode.instruction}”, {EXECUTED} executed per camera frame",
         xlabel="control step",
