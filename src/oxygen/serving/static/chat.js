@@ -14,8 +14,8 @@ function add(list, className, words) {
 // How old a text was when it was complete: the robot has moved on since the frame that it describes.
 export function age({ age_s, age_frames }) {
   const passed = age_s < 1 ? `${Math.round(1000 * age_s)} ms` : `${age_s.toFixed(1)} s`;
-  const frames = age_frames === 0 ? "no newer frame" : age_frames === 1 ? "1 newer frame" : `${age_frames} newer frames`;
-  return `done ${passed} later, ${frames}`;
+  const frames = age_frames === 0 ? "" : `, ${age_frames} newer frame${age_frames === 1 ? "" : "s"}`;
+  return `done ${passed} later${frames}`;
 }
 
 export async function ask(form, input, list, session) {
