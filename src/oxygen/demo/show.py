@@ -72,8 +72,9 @@ def compare(args: argparse.Namespace, console: Console, is_live: bool, seeds: Se
     shared, alone = (run.summary() for run in runs)
     is_same = {"same_actions": same_actions(*runs), "same_texts": same_texts(*runs)}
     _tell(console, shared, alone, is_same)
+    console.print(f"{args.out / 'demo.gif'}: what the cameras saw and what was said", markup=False, soft_wrap=True)
     plotted = f"{args.out / 'demo.png'}: actions and text ages" if has_plot else "no plot: matplotlib is not installed"
-    console.print(f"{args.out / 'demo.gif'}: what the cameras saw and what was said\n{plotted}", markup=False, soft_wrap=True)
+    console.print(plotted, markup=False, soft_wrap=True)
     return {
         "bench": "demo",
         "commit": commit(),
