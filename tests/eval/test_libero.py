@@ -6,6 +6,7 @@ import argparse
 import importlib.util
 import os
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import cast
 
@@ -246,9 +247,29 @@ def test_a_missing_extra_is_one_line_with_the_command(
     assert said == "oxygen eval: the simulator needs no_such_simulator: pip install 'oxygen-vla[libero]'"
 
 
+def test_incomplete_objects_are_one_line_with_the_command(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = tmp_path / "paper_objects"
+    folder.mkdir()
+    for number in (1, 2, 3, 5):
+        (folder / f"part_{number}.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(libero_scene, "ASSETS", "paper_objects")
+    monkeypatch.setattr(libero_scene, "require_simulator", lambda *_: "osmesa")
+    assert command.run(parsed("--suite", "libero_goal", "--policy", "script")) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert "lack paper_objects.part_4: pip install 'oxygen-vla[libero]'" in said
+
+
 @pytest.mark.parametrize(
     ("words", "field"),
-    [(("--tasks", "10"), "tasks"), (("--tasks", "door"), "tasks"), (("--episodes", "0"), "episodes")],
+    [
+        (("--tasks", "10"), "tasks"),
+        (("--tasks", "door"), "tasks"),
+        (("--episodes", "0"), "episodes"),
+        (("--model", "oxygen-tiny"), "model"),
+    ],
 )
 def test_wrong_wishes_are_refused(monkeypatch: pytest.MonkeyPatch, words: tuple[str, str], field: str) -> None:
     monkeypatch.setattr("oxygen.eval.libero_command.require_libero", lambda: None)

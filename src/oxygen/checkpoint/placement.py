@@ -12,7 +12,7 @@ from oxygen.checkpoint.headers import names as listed
 from oxygen.core.errors import CheckpointError
 
 WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
-"""Stored types that weights may have."""
+"""Stored types that weights may have. Eight-bit types need scales, which these formats have no place for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,16 +26,20 @@ class Placement:
 
 
 @dataclass
-class Balance:
-    """placed: placement -> name in the file. unused: name -> why. Everything from `missing` on is a fault."""
+class Faults:
+    """What is wrong with a file, by its own names of tensors."""
 
-    placed: dict[Placement, str] = field(default_factory=dict)
-    tied: list[str] = field(default_factory=list)
-    unused: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)
     misshapen: list[str] = field(default_factory=list)
     mistyped: list[str] = field(default_factory=list)
+
+    def weigh(self, name: str, info: TensorInfo, shape: tuple[int, ...]) -> None:
+        """Note a tensor that has another shape or a type that weights cannot have."""
+        if info.shape != shape:
+            self.misshapen.append(f"{name} {list(info.shape)}, expected {list(shape)}")
+        if info.dtype not in WEIGHT_TYPES:
+            self.mistyped.append(f"{name} {info.dtype}")
 
     def problems(self) -> list[str]:
         """One line per kind of fault, each with all the names concerned."""
@@ -51,6 +55,15 @@ class Balance:
         """Raise CheckpointError with every fault unless the balance is even."""
         if problems := self.problems():
             raise CheckpointError(f"{where}: {'; '.join(problems)}")
+
+
+@dataclass
+class Balance(Faults):
+    """placed: placement -> name in the file. unused: name -> why."""
+
+    placed: dict[Placement, str] = field(default_factory=dict)
+    tied: list[str] = field(default_factory=list)
+    unused: dict[str, str] = field(default_factory=dict)
 
 
 def balance(
@@ -71,12 +84,8 @@ def balance(
         if name is None:
             found.missing.append(prefix + place.source)
             continue
-        info = left.pop(name)
         found.placed[place] = name
-        if info.shape != place.shape:
-            found.misshapen.append(f"{name} {list(info.shape)}, expected {list(place.shape)}")
-        if info.dtype not in WEIGHT_TYPES:
-            found.mistyped.append(f"{name} {info.dtype}")
+        found.weigh(name, left.pop(name), place.shape)
     for name in tied:
         found.tied += [n for n in {prefix + name, name} if left.pop(n, None) is not None]
     for start, why in (unused or {}).items():

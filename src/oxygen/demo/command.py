@@ -49,7 +49,8 @@ def run(args: argparse.Namespace) -> int:
             console.print(f"{error}", markup=False)
     if not is_live:
         console.print(
-            "[yellow]Replaying recorded frames: the engine's work is real, the arm's success is not measured."
+            "[yellow]Replaying recorded frames: the engine's work is real, the arm's success is not measured. A frame "
+            "follows as soon as the last one has its actions, so texts wait longer than beside an arm that moves."
         )
     from oxygen.demo import show
 

@@ -18,8 +18,9 @@ from rich.table import Table
 from oxygen.bench.machine import Machine, commit
 from oxygen.checkpoint.shipped import ASSETS
 from oxygen.core.config import EngineConfig
+from oxygen.demo.film import Filmstrip
 from oxygen.demo.measure import Run, run_all, same_actions, same_texts
-from oxygen.demo.pictures import Filmstrip, plot
+from oxygen.demo.plot import plot
 from oxygen.demo.view import View
 from oxygen.demo.workload import wanted_texts
 from oxygen.eval.doors import OpenDoor, open_door
@@ -54,7 +55,7 @@ def compare(args: argparse.Namespace, console: Console, is_live: bool, seeds: Se
         config = EngineConfig(budget=args.budget)
         with (
             open_door(args.model, mode, config=config, device=args.device) as opened,
-            View(console, str(args.out)) as view,
+            View(console, mode, len(arms)) as view,
         ):
             if opened.engine is not None:
                 opened.engine.subscribe(view.record)
@@ -69,13 +70,11 @@ def compare(args: argparse.Namespace, console: Console, is_live: bool, seeds: Se
     film.write(args.out / "demo.gif", runs[0])
     has_plot = plot(args.out / "demo.png", runs)
     shared, alone = (run.summary() for run in runs)
-    console.print(comparison(shared, alone))
     is_same = {"same_actions": same_actions(*runs), "same_texts": same_texts(*runs)}
-    console.print(
-        f"same actions in both modes: {is_same['same_actions']}; same texts: {is_same['same_texts']}; "
-        f"written: {args.out / 'demo.gif'}"
-        + (f", {args.out / 'demo.png'}" if has_plot else " (no plot: no matplotlib)")
-    )
+    _tell(console, shared, alone, is_same)
+    console.print(f"{args.out / 'demo.gif'}: what the cameras saw and what was said", markup=False, soft_wrap=True)
+    plotted = f"{args.out / 'demo.png'}: actions and text ages" if has_plot else "no plot: matplotlib is not installed"
+    console.print(plotted, markup=False, soft_wrap=True)
     return {
         "bench": "demo",
         "commit": commit(),
@@ -89,28 +88,41 @@ def compare(args: argparse.Namespace, console: Console, is_live: bool, seeds: Se
 
 
 ROWS = (
-    ("success", "success", ""),
-    ("frames/s", "frames_per_s", ""),
-    ("frame time", "frame_ms", " ms"),
-    ("action ready (median)", "action_ready_ms_p50", " ms"),
-    ("action ready (p99)", "action_ready_ms_p99", " ms"),
-    ("text", "tokens_per_s", " tokens/s"),
-    ("answer age (median)", "answer_age_frames_p50", " frames"),
-    ("answer age (median)", "answer_age_ms_p50", " ms"),
+    ("camera frames served", "frames_per_s", "per second"),
+    ("from one frame to the next", "frame_ms", "ms"),
+    ("from a frame to its actions, median", "action_ready_ms_p50", "ms"),
+    ("from a frame to its actions, p99", "action_ready_ms_p99", "ms"),
+    ("text written", "tokens_per_s", "tokens/s"),
+    ("age of a text, median", "answer_age_ms_p50", "ms"),
+    ("age of a text, median", "answer_age_frames_p50", "frames"),
 )
 
 
 def comparison(shared: dict[str, Any], alone: dict[str, Any]) -> Table:
-    table = Table(title="the same episodes in both modes")
-    for header in ("", "oxygen", "isolated"):
-        table.add_column(header, justify="left" if not header else "right")
+    table = Table()
+    for header in ("the same episodes twice", "oxygen", "isolated", "unit"):
+        table.add_column(header, justify="right" if header in ("oxygen", "isolated") else "left")
+    if shared["success"] is not None:
+        done = [f"{row['success']} of {row['episodes']}" for row in (shared, alone)]
+        table.add_row("tasks done", *done, "episodes")
     for label, key, unit in ROWS:
-        cells = [
-            f"{row[key]}/{row['episodes']}" if key == "success" and row[key] is not None else f"{row[key]}{unit}"
-            for row in (shared, alone)
-        ]
-        table.add_row(label, *cells)
+        table.add_row(label, *("–" if row[key] is None else f"{row[key]:.1f}" for row in (shared, alone)), unit)
     return table
+
+
+def _tell(console: Console, shared: dict[str, Any], alone: dict[str, Any], is_same: dict[str, bool]) -> None:
+    """The table, and what a reader of it must know."""
+    console.print(comparison(shared, alone))
+    console.print(
+        "The age of a text counts from the camera frame that it describes to its last word: the time passed, and how "
+        "many newer frames the robot had sent by then.",
+        style="dim",
+    )
+    words = {True: "the same", False: "[red]not the same[/]"}
+    console.print(
+        f"Between the two runs the actions are {words[is_same['same_actions']]} (bit for bit), "
+        f"the texts are {words[is_same['same_texts']]} (token for token)."
+    )
 
 
 def serve(args: argparse.Namespace, console: Console, is_live: bool) -> int:
@@ -128,7 +140,7 @@ def serve(args: argparse.Namespace, console: Console, is_live: bool) -> int:
             if console.is_terminal:
                 webbrowser.open(address)
             try:
-                with _robot_door(opened, server.address) as door:
+                with _robot_door(opened, server.address, console) as door:
                     for make_arm, seed in itertools.cycle(arms):
                         _work(make_arm(), seed, door, opened.noise_shape)
             except KeyboardInterrupt:
@@ -137,9 +149,13 @@ def serve(args: argparse.Namespace, console: Console, is_live: bool) -> int:
 
 
 @contextmanager
-def _robot_door(opened: OpenDoor, address: str) -> Iterator[Door]:
+def _robot_door(opened: OpenDoor, address: str, console: Console) -> Iterator[Door]:
     """The websocket, where the light client is installed, so that the page sees a robot; else the engine itself."""
     if importlib.util.find_spec("oxygen_client") is None:
+        console.print(
+            "[yellow]The page shows the engine but not the robot: its light client is not installed[/] "
+            "(pip install ./packages/oxygen-client)"
+        )
         yield opened.door
         return
     from oxygen_client import RobotClient

@@ -43,10 +43,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"what the arm is to do, of {', '.join(TASK_NAMES)}; LIBERO: numbers from 0 to 9 (default: all)",
     )
     parser.add_argument("--episodes", type=int, help="layouts of each task (default: 20; LIBERO: 50)")
-    parser.add_argument("--twin-episodes", type=int, default=10, help="layouts under the opposite instruction")
-    parser.add_argument("--questions", type=int, default=40, help="questions of each topic and answer (0: none)")
+    parser.add_argument("--twin-episodes", type=int, default=10, help="layouts under the opposite words (not LIBERO)")
+    parser.add_argument("--questions", type=int, default=40, help="questions of a topic and answer (not LIBERO)")
     parser.add_argument("--seed", type=int, help="first of the evaluation layouts (default: 0; LIBERO: 7)")
-    parser.add_argument("--no-text", action="store_true", help="actions only")
+    parser.add_argument("--no-text", action="store_true", help="actions only (LIBERO: always)")
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (default: %(default)s)")
     parser.add_argument(
         "--dtype",

@@ -89,10 +89,14 @@ def _linked(engine: Engine) -> Iterator[RemoteDoor]:
     """A server on a free port and the light client's link to it."""
     try:
         from oxygen_client import RobotClient
-    except ModuleNotFoundError:
-        raise OxygenError("mode remote needs the light client: pip install packages/oxygen-client") from None
-    from oxygen.serving.server import BackgroundServer
-    from oxygen.serving.settings import ServeSettings
+
+        from oxygen.serving.server import BackgroundServer
+        from oxygen.serving.settings import ServeSettings
+    except ModuleNotFoundError as error:
+        raise OxygenError(
+            f"mode remote needs a server and the light client (there is no {error.name}): "
+            "pip install '.[serve]' ./packages/oxygen-client"
+        ) from None
 
     # Films are handed in faster than any robot moves, so that many texts are under way at once.
     settings = ServeSettings(port=0, max_session_texts=64)

@@ -175,7 +175,8 @@ def evaluate_libero(
                 _collect(report, run)
                 progress.advance(bar)
         report.success[name] = count(flags)
-        progress.console.print(f"{name}: {report.success[name]}, {np.mean(steps):.0f} steps on average")
+        said = f"{name}: {report.success[name]}, {np.mean(steps):.0f} steps on average"
+        progress.console.print(said, markup=False, highlight=False, soft_wrap=True)
     return report
 
 

@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from oxygen.bench.machine import Machine, commit
 from oxygen.checkpoint.folder import Checkpoint, open_folder
+from oxygen.checkpoint.shipped import SHIPPED
 from oxygen.core.config import EngineConfig
 from oxygen.core.errors import InvalidInput
 from oxygen.eval.closed_loop import Report
@@ -43,7 +44,7 @@ def run_libero(args: argparse.Namespace, console: Console) -> int:
             return scene
 
         report = evaluate_libero(open_scene, opened.door, opened.noise_shape, wishes, progress)
-    text = tables(report)
+    text = f"{_heading(args, wishes, opened.mode)}\n\n{tables(report)}"
     print(text)
     if args.write:
         args.write.write_text(text + "\n", encoding="utf-8")
@@ -51,7 +52,18 @@ def run_libero(args: argparse.Namespace, console: Console) -> int:
     return 0
 
 
+def _heading(args: argparse.Namespace, wishes: LiberoWishes, mode: str) -> str:
+    """What a table counts, as a line above it."""
+    served = "" if mode == SCRIPT else f", served by {mode}"
+    return (
+        f"{wishes.suite}: {args.model}{served}, episodes of each task: {wishes.episodes}, "
+        f"at most {wishes.limit} steps, seed {wishes.seed}, rendering {args.rendering}"
+    )
+
+
 def _wishes(args: argparse.Namespace) -> LiberoWishes:
+    if args.model in SHIPPED:
+        raise InvalidInput("model", f"a folder trained for LIBERO, a preset's name or {SCRIPT}", repr(args.model))
     tasks = []
     for word in args.tasks or map(str, range(TASKS_PER_SUITE)):
         if not word.isdecimal() or int(word) >= TASKS_PER_SUITE:

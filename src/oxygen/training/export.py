@@ -24,7 +24,7 @@ CONTROL_HZ = 80.0
 def processor_settings() -> dict[str, Any]:
     """Settings of the processor for this robot, as plain data."""
     slots = [f"{name}_rgb" for name in CAMERAS]
-    motion = {"dim": 3, "kind": "delta", "unit": "cm of the hand per control step, in [-1, 1]", "frame": "world"}
+    motion = {"dim": 1, "kind": "delta", "unit": "cm of the hand per control step, in [-1, 1]", "frame": "world"}
     return {
         "robot": {
             "name": "generic",
@@ -33,7 +33,7 @@ def processor_settings() -> dict[str, Any]:
             "state_dim": 4,
             "action_dim": SPEC.action_dim,
             "actions": [
-                {"name": "motion", **motion},
+                *({"name": f"motion {axis}", **motion} for axis in "xyz"),
                 {"name": "gripper", "dim": 1, "kind": "effort", "unit": "-1 opens, 1 closes", "frame": "gripper"},
             ],
             "control_hz": CONTROL_HZ,

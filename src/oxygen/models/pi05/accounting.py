@@ -14,12 +14,10 @@ from typing import Any
 from oxygen.checkpoint.folder import Checkpoint
 from oxygen.checkpoint.headers import TensorInfo
 from oxygen.checkpoint.headers import names as listed
+from oxygen.checkpoint.placement import Faults, Placement
 from oxygen.core.errors import CheckpointError
-from oxygen.models.pi05.names import EXPERT, KNOWN_UNUSED, TABLE, Placement, canonical, canonical_names, placements
+from oxygen.models.pi05.names import EXPERT, KNOWN_UNUSED, TABLE, canonical, canonical_names, placements
 from oxygen.models.pi05.spec import Pi05Spec
-
-WEIGHT_TYPES = ("F64", "F32", "F16", "BF16")
-"""Stored types that weights may have. Eight-bit types need scales, which these formats have no place for."""
 
 _LORA = re.compile(r"(?P<base>.+)\.lora_(?P<side>[AB])(\.[^.]+)?\.weight")
 _ADAPTER_PLAIN = {"use_dora": False, "fan_in_fan_out": False, "bias": "none", "rank_pattern": {}, "alpha_pattern": {}}
@@ -36,34 +34,18 @@ class Adapter:
 
 
 @dataclass
-class Account:
-    """names: placement -> tensor in the file. Everything from `missing` on is a fault, by the names of the file."""
+class Account(Faults):
+    """names: placement -> tensor in the file. unused: tensor -> why. unmerged: LoRA leaves, a fault like the others."""
 
     names: dict[Placement, str] = field(default_factory=dict)
     tied: list[str] = field(default_factory=list)
     unused: dict[str, str] = field(default_factory=dict)
     adapters: dict[str, Adapter] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    unknown: list[str] = field(default_factory=list)
-    misshapen: list[str] = field(default_factory=list)
-    mistyped: list[str] = field(default_factory=list)
     unmerged: list[str] = field(default_factory=list)
 
     def problems(self) -> list[str]:
-        """One line per kind of fault, each with all the names concerned."""
-        kinds = (
-            ("missing tensors", self.missing),
-            ("unknown tensors", self.unknown),
-            ("tensors of a wrong shape", self.misshapen),
-            ("tensors of a type that weights cannot have", self.mistyped),
-            ("LoRA leaves that cannot be merged", self.unmerged),
-        )
-        return [f"{kind}: {listed(found, None)}" for kind, found in kinds if found]
-
-    def check(self, where: str) -> None:
-        """Raise CheckpointError with every fault unless the balance is even."""
-        if problems := self.problems():
-            raise CheckpointError(f"{where}: {'; '.join(problems)}")
+        leaves = [f"LoRA leaves that cannot be merged: {listed(self.unmerged, None)}"] if self.unmerged else []
+        return super().problems() + leaves
 
     def summary(self) -> str:
         """Counts for the log: loaded, tied, merged, ignored."""
@@ -92,11 +74,7 @@ def account_for(checkpoint: Checkpoint, spec: Pi05Spec) -> Account:
             account.missing.append(place.source)
             continue
         account.names[place] = original
-        info = index[original]
-        if info.shape != place.shape:
-            account.misshapen.append(f"{original} {list(info.shape)}, expected {list(place.shape)}")
-        if info.dtype not in WEIGHT_TYPES:
-            account.mistyped.append(f"{original} {info.dtype}")
+        account.weigh(original, index[original], place.shape)
     account.unknown += by_name.values()
     _settle_adapters(account, leaves, index.tensors, checkpoint.adapter)
     return account

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from oxygen.checkpoint.headers import names as listed
+from oxygen.checkpoint.placement import Placement
 from oxygen.core.errors import CheckpointError
 from oxygen.models.pi05.spec import Pi05Spec
 
@@ -38,16 +38,6 @@ KNOWN_UNUSED = {
     EXPERT + "embed_tokens.weight": "token table of the action expert: it reads actions, not tokens",
 }
 """Tensors that released files hold and that no computation of π0.5 reads."""
-
-
-@dataclass(frozen=True, slots=True)
-class Placement:
-    """Tensor `source`, of this shape, fills the rows from `start` of `parameter`."""
-
-    source: str
-    parameter: str
-    shape: tuple[int, ...]
-    start: int = 0
 
 
 def canonical(name: str) -> str:

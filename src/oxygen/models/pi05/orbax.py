@@ -15,8 +15,9 @@ import numpy as np
 from oxygen.checkpoint.folder import Checkpoint
 from oxygen.checkpoint.headers import names as listed
 from oxygen.checkpoint.orbax import read_tree
+from oxygen.checkpoint.placement import Placement
 from oxygen.core.errors import CheckpointError
-from oxygen.models.pi05.names import EXPERT, PROJECTOR, TABLE, TOWER, TRUNK, Placement, placements
+from oxygen.models.pi05.names import EXPERT, PROJECTOR, TABLE, TOWER, TRUNK, placements
 from oxygen.models.pi05.spec import Pi05Spec
 
 Turn = Callable[[np.ndarray], np.ndarray]

@@ -7,6 +7,8 @@ from oxygen.processing.transforms import Pipeline, SliceActions
 
 STATE_DIM = 8
 """End-effector position (3), axis-angle (3), gripper joints (2)."""
+_INPUT = "controller input in [-1, 1]"
+_ROTATION = f"{_INPUT}, axis-angle"
 
 
 def libero() -> Robot:
@@ -19,8 +21,8 @@ def libero() -> Robot:
         ),
         state=(StatePart((("observation/state",),), STATE_DIM),),
         actions=(
-            ActionPart("end-effector position", 3, "delta", "controller input in [-1, 1]", "base"),
-            ActionPart("end-effector rotation", 3, "delta", "controller input in [-1, 1], axis-angle", "base"),
+            *(ActionPart(f"end-effector position {axis}", 1, "delta", _INPUT, "base") for axis in "xyz"),
+            *(ActionPart(f"end-effector rotation {axis}", 1, "delta", _ROTATION, "base") for axis in "xyz"),
             ActionPart("gripper", 1, "absolute", "-1 open, 1 closed", "gripper"),
         ),
         pipeline=Pipeline(outputs=(SliceActions(7),)),

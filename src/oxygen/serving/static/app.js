@@ -1,10 +1,10 @@
 // The dashboard: one request twice a second for figures, one event stream for text, pictures as fast as they load.
 import { drawCurves, drawLegend, drawSteps } from "./charts.js";
-import { ask } from "./chat.js";
+import { age, ask } from "./chat.js";
 
 const $ = (id) => document.getElementById(id);
 const POLL_MS = 500, PICTURE_MS = 200, MAX_TEXTS = 60, MAX_STEPS = 160;
-const view = { selected: null, sessions: [], steps: [], last: null, parts: [], live: new Map(), cameras: "" };
+const view = { selected: null, sessions: [], steps: [], last: null, parts: [], executed: null, live: new Map(), cameras: "" };
 
 function text(tag, words, className) {
   const node = document.createElement(tag);
@@ -37,7 +37,9 @@ function status(word, sentence) {
 function show(state) {
   status(state.condition.status, state.condition.message);
   view.sessions = state.sessions;
-  view.parts = (state.server.robot && state.server.robot.actions && state.server.robot.actions.parts) || [];
+  const robot = state.server.robot || {};
+  view.parts = (robot.actions && robot.actions.parts) || [];
+  view.executed = robot.replan_steps || null;
   if (state.steps.length && view.steps.length && state.steps[0].step <= view.steps[0].step) view.steps = [];
   view.steps = view.steps.concat(state.steps).slice(-MAX_STEPS);
   showFigures(state);
@@ -45,7 +47,7 @@ function show(state) {
   showSession();
   drawSteps($("steps"), view.steps);
   const newest = view.steps[view.steps.length - 1];
-  $("step-note").textContent = newest ? `step ${newest.step} · ${newest.rounds} of ${newest.wanted_rounds} rounds` : "";
+  $("step-note").textContent = newest ? `the newest wrote ${newest.tokens} text tokens in ${newest.rounds} rounds` : "";
 }
 
 function showFigures(state) {
@@ -58,8 +60,7 @@ function showFigures(state) {
   }
   view.last = { at: state.at, counts };
   const ready = engine.recent.action_ready_s;
-  $("ready").textContent = ready ? `${number(1000 * ready.p50)} ms` : "–";
-  $("ready").title = ready ? `median of the last frames; p99 ${number(1000 * ready.p99)} ms` : "";
+  $("ready").textContent = ready ? `${number(1000 * ready.p50)} ms median, ${number(1000 * ready.p99)} ms p99` : "–";
   $("budget").textContent = engine.budget;
   for (const [id, used, max] of [["contexts", engine.context_rows, state.limits.context_rows], ["tails", engine.tail_rows, state.limits.tail_rows]]) {
     $(id).max = max;
@@ -92,7 +93,7 @@ function showTab(session) {
   const [dot, label] = button.children;
   dot.className = session.is_connected ? "dot on" : "dot";
   dot.title = session.is_connected ? "connected" : "gone";
-  label.textContent = `${session.name} · ${number(session.frame_rate_hz, 1)} Hz`;
+  label.textContent = `${session.name} · ${number(session.frame_rate_hz, 1)} frames/s`;
   button.setAttribute("aria-pressed", String(session.name === view.selected));
 }
 
@@ -109,11 +110,9 @@ function select(name) {
 function showSession() {
   const session = view.sessions.find((s) => s.name === view.selected);
   if (!session) return;
-  $("frame").textContent = session.frame_id === null ? "" : `frame ${session.frame_id} · ${session.num_frames} taken, ${session.num_refused} refused`;
+  $("frame").textContent = session.frame_id === null ? "" : `frame ${session.frame_id} · ${session.num_frames} taken so far, ${session.num_refused} refused`;
   $("prompt").textContent = session.prompt || "";
-  const ready = session.ready_ms_p50 === null ? "" : ` · ready in ${number(session.ready_ms_p50)} ms (p99 ${number(session.ready_ms_p99)})`;
-  $("chunk").textContent = session.actions ? `frame ${session.actions_frame_id} · ${session.actions.length} steps${ready}` : "";
-  if (session.actions) drawCurves($("curves"), session.actions, view.parts);
+  if (session.actions) showActions(session);
   const cameras = session.cameras.join("\n");
   if (cameras !== view.cameras) {
     view.cameras = cameras;
@@ -125,6 +124,15 @@ function showSession() {
       return figure;
     }));
   }
+}
+
+function showActions(session) {
+  const ready = session.ready_ms_p50 === null ? "" : ` · ready after ${number(session.ready_ms_p50)} ms (median; p99 ${number(session.ready_ms_p99)} ms)`;
+  const length = session.actions.length, executed = Math.min(view.executed || length, length);
+  const rest = executed < length ? `Strong: the first ${executed}, executed before the robot looks again; pale: the rest. ` : "";
+  $("chunk").textContent = `from frame ${session.actions_frame_id}${ready}`;
+  $("chunk-note").textContent = `The next ${length} control steps. ${rest}The number is the first step; the grey line is 0.`;
+  drawCurves($("curves"), session.actions, view.parts, executed);
 }
 
 function refreshPictures() {
@@ -156,11 +164,11 @@ function takeText(event) {
   } else {
     item.words.textContent += event.delta;
   }
-  const age = event.age_s === undefined ? "" : ` · ${event.age_frames} frames, ${number(event.age_s, 1)} s old when done`;
-  const end = event.done && event.finish_reason !== "stop" ? ` · ${event.finish_reason}` : "";
-  const frame = event.frame_id === null || event.frame_id === undefined ? "waits for a frame" : `frame ${event.frame_id}`;
+  const late = event.age_s === undefined ? "" : ` · ${age(event)}`;
+  const end = event.done && event.finish_reason !== "stop" ? ` · ended: ${event.finish_reason}` : "";
+  const frame = event.frame_id === null || event.frame_id === undefined ? "waits for a frame" : `about frame ${event.frame_id}`;
   const asked = event.question ? ` to “${event.question}”` : "";
-  item.meta.replaceChildren(text("b", event.kind), `${asked} · ${frame}${age}${end}`);
+  item.meta.replaceChildren(text("b", event.kind), `${asked} · ${frame}${late}${end}`);
 }
 
 function takeWarning(event) {

@@ -1,9 +1,9 @@
 // Curves of the action chunk (SVG) and the timeline of steps (canvas).
 const STAGES = [
-  ["prefill", "prefill", (ms) => (ms.prefill || 0) + (ms.prefill_text || 0)],
-  ["act", "act", (ms) => ms.act || 0],
-  ["decode", "decode", (ms) => ms.decode || 0],
-  ["other", "bookkeeping", (ms) => (ms.plan || 0) + (ms.deliver || 0) + (ms.commit || 0) + (ms.deliver_text || 0)],
+  ["prefill", "prefill: read pictures and prompt", (ms) => (ms.prefill || 0) + (ms.prefill_text || 0)],
+  ["act", "act: make the actions", (ms) => ms.act || 0],
+  ["decode", "decode: write text", (ms) => ms.decode || 0],
+  ["other", "other: plan, deliver, commit", (ms) => (ms.plan || 0) + (ms.deliver || 0) + (ms.commit || 0) + (ms.deliver_text || 0)],
 ];
 const SVG = "http://www.w3.org/2000/svg";
 const color = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -17,13 +17,16 @@ export function drawLegend(list) {
   }));
 }
 
-function names(parts, dim) {
-  const all = parts.flatMap((part) => Array.from({ length: part.dim }, (_, i) => (part.dim > 1 ? `${part.name} ${i + 1}` : part.name)));
-  return Array.from({ length: dim }, (_, i) => all[i] || `dimension ${i + 1}`);
+// One {name, unit} per action dimension, from the robot's description.
+function dimensions(parts, dim) {
+  const name = (part, i) => (part.dim > 1 ? `${part.name} ${i + 1}` : part.name);
+  const all = parts.flatMap((part) => Array.from({ length: part.dim }, (_, i) => ({ name: name(part, i), unit: part.unit })));
+  return Array.from({ length: dim }, (_, i) => all[i] || { name: `dimension ${i + 1}`, unit: "" });
 }
 
-export function drawCurves(host, actions, parts) {
-  const dim = actions[0].length, labels = names(parts, dim);
+// actions: rows of a chunk. The first `executed` are drawn strong, the rest pale.
+export function drawCurves(host, actions, parts, executed) {
+  const dim = actions[0].length, labels = dimensions(parts, dim);
   while (host.children.length > dim) host.lastChild.remove();
   while (host.children.length < dim) host.append(newCurve());
   for (let d = 0; d < dim; d++) {
@@ -31,14 +34,18 @@ export function drawCurves(host, actions, parts) {
     const low = Math.min(0, ...values), high = Math.max(0, ...values), span = high - low || 1;
     const y = (v) => 44 - (42 * (v - low)) / span;
     const x = (i) => (100 * i) / Math.max(1, values.length - 1);
-    const curve = host.children[d], [name, value] = curve.querySelectorAll(".name span");
-    name.textContent = name.title = labels[d];
+    const line = (from, to) => values.slice(from, to).map((v, i) => `${i ? "L" : "M"}${x(from + i).toFixed(1)} ${y(v).toFixed(1)}`).join("");
+    const curve = host.children[d], [name, value] = curve.querySelectorAll(".name span"), unit = curve.querySelector(".unit");
+    name.textContent = name.title = labels[d].name;
     value.textContent = values[0].toFixed(3);
-    curve.querySelector("path").setAttribute("d", values.map((v, i) => `${i ? "L" : "M"}${x(i).toFixed(1)} ${y(v).toFixed(1)}`).join(""));
+    unit.textContent = unit.title = labels[d].unit;
+    const [now, later] = curve.querySelectorAll("path");
+    now.setAttribute("d", line(0, executed));
+    later.setAttribute("d", line(Math.max(0, executed - 1), values.length));
     const zero = curve.querySelector("line");
     zero.setAttribute("y1", y(0));
     zero.setAttribute("y2", y(0));
-    curve.title = `${labels[d]}: ${values.map((v) => v.toFixed(2)).join(", ")}`;
+    curve.title = `${labels[d].name}: ${values.map((v) => v.toFixed(2)).join(", ")}`;
   }
 }
 
@@ -55,8 +62,12 @@ function newCurve() {
   zero.setAttribute("class", "zero");
   zero.setAttribute("x1", 0);
   zero.setAttribute("x2", 100);
-  svg.append(zero, document.createElementNS(SVG, "path"));
-  curve.append(name, svg);
+  const now = document.createElementNS(SVG, "path"), later = document.createElementNS(SVG, "path");
+  later.setAttribute("class", "later");
+  svg.append(zero, now, later);
+  const unit = document.createElement("div");
+  unit.className = "unit";
+  curve.append(name, svg, unit);
   return curve;
 }
 
@@ -92,7 +103,7 @@ export function drawSteps(canvas, steps) {
     }
   });
   pen.fillStyle = color("soft");
-  pen.fillText(shown.length ? `steps ${shown[0].step} to ${shown[shown.length - 1].step}` : "no steps yet", left, height - 4);
+  pen.fillText(shown.length ? `one bar per step, ${shown[0].step} to ${shown[shown.length - 1].step}; a mark on top: longer than the axis` : "no steps yet", left, height - 4);
 }
 
 function drawAxis(pen, left, width, height, top) {

@@ -11,6 +11,13 @@ function add(list, className, words) {
   return { item, body, meta };
 }
 
+// How old a text was when it was complete: the robot has moved on since the frame that it describes.
+export function age({ age_s, age_frames }) {
+  const passed = age_s < 1 ? `${Math.round(1000 * age_s)} ms` : `${age_s.toFixed(1)} s`;
+  const frames = age_frames === 0 ? "" : `, ${age_frames} newer frame${age_frames === 1 ? "" : "s"}`;
+  return `done ${passed} later${frames}`;
+}
+
 export async function ask(form, input, list, session) {
   const question = input.value.trim();
   if (!question) return;
@@ -43,7 +50,7 @@ function take(event, answer, list) {
   if (choice && choice.delta.content) answer.body.textContent += choice.delta.content;
   if (event.oxygen) {
     const o = event.oxygen;
-    answer.meta.textContent = `about frame ${o.frame_id} · ${o.age_frames} frames, ${o.age_s.toFixed(1)} s old · ${o.finish_reason}`;
+    answer.meta.textContent = `about frame ${o.frame_id} · ${age(o)}${o.finish_reason === "stop" ? "" : ` · ended: ${o.finish_reason}`}`;
   }
   list.scrollTop = list.scrollHeight;
 }
