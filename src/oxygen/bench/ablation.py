@@ -6,11 +6,12 @@ import argparse
 from typing import Any
 
 from oxygen.bench import plot
-from oxygen.bench.command import LANES, add_common, begin, integers, positive
+from oxygen.bench.command import add_common, begin, integers, positive
 from oxygen.bench.stand import ALL, Point
 from oxygen.bench.sweep import sweep
+from oxygen.bench.words import FRAME
 
-COLUMNS = (("new_tokens", "N"), *LANES["frame"])
+COLUMNS = ("new_tokens", *FRAME)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

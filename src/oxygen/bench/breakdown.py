@@ -14,20 +14,8 @@ from oxygen.bench.stand import Point
 from oxygen.bench.sweep import sweep
 
 COLUMNS = (
-    ("new_tokens", "N"),
-    ("vision_ms", "vision"),
-    ("prefill_ms", "prefill"),
-    ("act_ms", "act"),
-    ("alone_round_ms", "round of 1"),
-    ("round_ms", "round"),
-    ("mean_batch", "batch"),
-    ("isolated_ms", "isolated"),
-    ("shared_ms", "shared"),
-    ("frame_ms", "oxygen"),
-    ("reuse_share", "reuse"),
-    ("batching_share", "batching"),
-    ("completion_s", "complete s"),
-    ("expected_completion_s", "ceil(N/k) T"),
+    *("new_tokens", "vision_ms", "prefill_ms", "act_ms", "alone_round_ms", "round_ms", "mean_batch", "isolated_ms"),
+    *("shared_ms", "oxygen_ms", "reuse_share", "batching_share", "completion_s", "expected_completion_s"),
 )
 
 
@@ -63,7 +51,7 @@ def condense(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     taken = ("new_tokens", "k", "num_steps", "prefill_ms", "vision_ms", "act_ms", "round_ms", "mean_batch", "speedup")
     row = {key: oxygen[key] for key in (*taken, "frame_ms", "frame_ms_spread", "ideal_frame_ms")}
     row["alone_round_ms"] = shared["round_ms"]
-    row["isolated_ms"], row["shared_ms"] = isolated["frame_ms"], shared["frame_ms"]
+    row["isolated_ms"], row["shared_ms"], row["oxygen_ms"] = (r["frame_ms"] for r in (isolated, shared, oxygen))
     row["reuse_share"] = round((isolated["frame_ms"] - shared["frame_ms"]) / isolated["frame_ms"], 4)
     row["batching_share"] = round((shared["frame_ms"] - oxygen["frame_ms"]) / isolated["frame_ms"], 4)
     row["completion_s"] = oxygen["answer_age_s"]

@@ -22,21 +22,9 @@ from oxygen.engine.engine import Engine
 from oxygen.tickets.record import StepRecord
 
 COLUMNS = (
-    ("budget", "budget"),
-    ("camera_hz", "camera Hz"),
-    ("frames_per_s", "frames/s"),
-    ("replaced", "replaced"),
-    ("action_ready_ms_p50", "ready p50"),
-    ("action_ready_ms_p99", "p99"),
-    ("late_share", "late"),
-    ("tokens_per_s", "tok/s"),
-    ("texts_done", "texts done"),
-    ("texts_refused", "refused"),
-    ("mean_batch", "batch"),
-    ("rounds_per_frame", "rounds/frame"),
-    ("ttft_ms", "ttft"),
-    ("answer_age_frames", "age fr"),
-    ("answer_age_s", "age s"),
+    *("budget", "camera_hz", "frames_per_s", "replaced", "action_ready_ms_p50", "action_ready_ms_p99", "late_share"),
+    *("tokens_per_s", "texts_done", "texts_refused", "mean_batch", "rounds_per_frame", "ttft_ms"),
+    *("answer_age_frames", "answer_age_s"),
 )
 
 WARM_UP = 10
@@ -68,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     camera_hz = args.camera_hz or choose_rate(run, rooms)
     run.report.config["camera_hz"] = round(camera_hz, 3)
     budgets = (args.budgets or f"fixed:1,fixed:5,fixed:20,rate:{camera_hz:.3f},idle").split(",")
+    run.expect(len(budgets) * (WARM_UP + args.frames + 1) / camera_hz, f"{len(budgets)} budgets")
     with progress("budget", len(budgets) * args.frames) as advance:
         for budget in budgets:
             rooms.clear()

@@ -35,21 +35,8 @@ SIDE, PROMPT_LEN = 256, 116
 MARKS_LEN, QUESTION_LEN = 5, 12
 OBSERVED = Observation(images={})
 COLUMNS = (
-    ("num_experts", "E"),
-    ("prompts", "prompts"),
-    ("new_tokens", "N"),
-    ("k", "k"),
-    ("frame_ms", "frame ms"),
-    ("ideal_frame_ms", "ideal"),
-    ("isolated_ms", "isolated"),
-    ("speedup", "x"),
-    ("action_hz", "H/T"),
-    ("tokens_per_s", "tok/s"),
-    ("mean_batch", "batch"),
-    ("management_share", "mgmt"),
-    ("prefill_ms", "prefill"),
-    ("act_ms", "act"),
-    ("round_ms", "round"),
+    *("num_experts", "prompts", "new_tokens", "k", "frame_ms", "ideal_frame_ms", "isolated_ms", "speedup"),
+    *("action_hz", "tokens_per_s", "mean_batch", "management_share", "prefill_ms", "act_ms", "round_ms"),
 )
 _frame_keys = itertools.count(1)
 

@@ -6,12 +6,14 @@ import argparse
 from collections.abc import Sequence
 from typing import Any
 
-from oxygen.bench.command import LANES, Run, add_common, begin, integers, positive
+from oxygen.bench.command import Run, add_common, begin, integers, positive
 from oxygen.bench.costs import DTYPE_BYTES, Ceilings, act, decode, prefill
+from oxygen.bench.estimate import Prices
 from oxygen.bench.measure import expected_batch, median, put
 from oxygen.bench.parallel import open_pair
 from oxygen.bench.probe import Rooms
 from oxygen.bench.stand import ALL, ALONE, Point, Stand, room_for
+from oxygen.bench.words import FRAME
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,7 +40,10 @@ def run(args: argparse.Namespace) -> int:
     report = run.report
     pair = None if args.no_parallel else open_pair(run.setup, args.new_tokens, report.note)
     try:
-        stand = Stand(run, Rooms(run.setup.open(**room_for([point]))), point, pair)
+        rooms = Rooms(run.setup.open(**room_for([point])))
+        prices = Prices.measure(rooms, run.setup.frames())
+        stand = Stand(run, rooms, point, pair)
+        run.expect(stand.expected_s(prices))
         ceilings = CeilingMeter(run.setup.spec(), run.setup.frames().context_len, args.dtype, args.device)
         stand.measure("frame", beside=ceilings.sample)
         report.rows = stand.rows()
@@ -54,7 +59,7 @@ def run(args: argparse.Namespace) -> int:
         f" {promise['action_ready_ms_alone']:.1f} ms with none: ratio {promise['ratio']:.3f}"
     )
     report.figure("modes", lambda figure: draw(figure, report.rows))
-    report.finish(LANES["frame"], f"frame: {args.model} {args.dtype}, N = {args.new_tokens}")
+    report.finish(FRAME, f"frame: {args.model} {args.dtype}, N = {args.new_tokens}")
     return 0
 
 

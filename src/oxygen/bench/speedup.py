@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from oxygen.bench import plot
-from oxygen.bench.command import LANES, add_common, begin, integers, positive
+from oxygen.bench.command import add_common, begin, integers, positive
 from oxygen.bench.stand import Point
 from oxygen.bench.sweep import sweep
+from oxygen.bench.words import FRAME
 
-COLUMNS = (("new_tokens", "N"), ("num_steps", "S"), *LANES["frame"])
+COLUMNS = ("new_tokens", "num_steps", *FRAME)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
