@@ -1,9 +1,9 @@
 """`oxygen bench compare`: other people's code on the same weights, frame and noise, through its public interface, where
 it is installed beside this package.
 
-LeRobot 0.6.1 needs Python 3.12 or later and brings its own torch: make an environment with `lerobot[pi]==0.6.1`, put this
-package into it (`pip install --no-deps .`, and sentencepiece and msgpack), and run the command there. Its policy makes
-actions only, so OxyGen makes actions only here, too.
+LeRobot 0.6.1 needs Python 3.12 or later and brings its own torch: make an environment with `lerobot[pi]==0.6.1`, put
+this package into it (`pip install --no-deps .`, and sentencepiece and msgpack), and run the command there. Its policy
+makes actions only, so OxyGen makes actions only here, too.
 """
 
 from __future__ import annotations

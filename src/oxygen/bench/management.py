@@ -21,7 +21,7 @@ COLUMNS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, frames=60)
+    add_common(parser, frames=100)
     parser.add_argument("--live", type=integers, default=[6, 30], help="live texts, with commas")
     parser.add_argument("--k", type=integers, default=[1, 5], help="decode rounds a frame, with commas")
 

@@ -17,7 +17,7 @@ COLUMNS = ("new_tokens", "num_steps", *FRAME)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, frames=10)
+    add_common(parser, frames=20)
     parser.add_argument("--rounds", type=integers, default=[1, 2, 5, 10, 30], help="decode rounds a frame (k)")
     parser.add_argument("--new-tokens", type=integers, default=[5, 10, 20, 30], help="tokens of a text (N)")
     parser.add_argument("--steps", type=integers, default=[5, 10, 20], help="flow steps (S)")

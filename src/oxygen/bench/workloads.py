@@ -12,7 +12,7 @@ import numpy as np
 
 from oxygen.bench import arrivals
 from oxygen.bench.arrivals import Arrivals
-from oxygen.bench.command import LANES, Run, add_common, begin, numbers, positive
+from oxygen.bench.command import Run, add_common, begin, numbers, positive
 from oxygen.bench.estimate import Prices
 from oxygen.bench.measure import Lane, Row, frame_row
 from oxygen.bench.modes import Isolated, Oxygen
