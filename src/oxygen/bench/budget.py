@@ -89,12 +89,13 @@ def choose_rate(run: Run, rooms: Rooms) -> float:
 
 def film(run: Run, probe: Probe, budget: str, camera_hz: float, advance: Any) -> Log:
     """An engine with a thread of its own; frames come by the clock, whatever it does."""
-    args, log = run.args, Log()
+    args, log, frames = run.args, Log(), run.setup.frames()
     config = EngineConfig(budget=budget, keep_context_s=0.0, max_waiting_texts=args.max_texts)
-    engine = Engine(probe, BenchProcessor(run.setup.frames()), config)
+    engine = Engine(probe, BenchProcessor(frames), config)
     engine.subscribe(log.records.append)
     engine.start()
-    period, task = 1.0 / camera_hz, ActionTask(num_steps=args.num_steps, seed=0)
+    period = 1.0 / camera_hz
+    task = ActionTask("all" if frames.readers else "action", num_steps=args.num_steps, seed=0)
     started = time.monotonic()
     for i in range(WARM_UP + args.frames):
         time.sleep(max(0.0, started + i * period - time.monotonic()))

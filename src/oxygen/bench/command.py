@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,9 @@ def add_common(
 ) -> None:
     """The options that every benchmark takes."""
     add_place(parser, model=model, dtype=dtype)
-    parser.add_argument("--num-steps", type=positive, default=10, help="flow steps of an action chunk (S)")
+    parser.add_argument(
+        "--num-steps", type=positive, help="flow steps of an action chunk (S; default: the model's own)"
+    )
     parser.add_argument("--frames", type=positive, default=frames, help="frames measured per point, after the warm-up")
     parser.add_argument("--out", type=Path, default=None, help="folder for CSV, JSON, Markdown and figures")
 
@@ -103,19 +105,26 @@ class Run:
 
 def begin(name: str, args: argparse.Namespace, **more: Any) -> Run:
     """Read the common options, look at the machine, open the report. more: further entries of its configuration."""
-    setup = Setup(args.model, args.device, args.dtype, args.robot, args.num_steps, args.threads)
+    setup = Setup(args.model, args.device, args.dtype, args.robot, args.num_steps or 0, args.threads, _experts(args))
+    args.num_steps = setup.steps()
+    setup = replace(setup, num_steps=args.num_steps)
     if args.threads is not None:
         from oxygen.bench.torch.device import set_threads
 
         set_threads(args.threads)
-    shape, spec = setup.shape(), setup.spec()
+    shape = setup.shape()
     config = asdict(setup) | {
         "horizon": shape.horizon,
         "num_cameras": shape.num_cameras,
-        "context_len": shape.context_len(spec.tokens_per_image),
-        "num_parameters": spec.num_parameters(),
+        "context_len": setup.frames().context_len,
+        "num_parameters": setup.spec().num_parameters(),
         "frames": args.frames,
     }
     config.pop("threads")
     machine = Machine.begin(args.device, args.dtype)
     return Run(setup, Report(name, config | more, machine, getattr(args, "command", ""), args.out), args)
+
+
+def _experts(args: argparse.Namespace) -> tuple[str, ...]:
+    """`--experts` where a benchmark has it."""
+    return tuple(name for name in getattr(args, "experts", "").split(",") if name)

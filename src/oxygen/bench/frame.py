@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from oxygen.bench.command import Run, add_common, begin, integers, positive
-from oxygen.bench.costs import DTYPE_BYTES, Ceilings, act, decode, prefill
 from oxygen.bench.estimate import Prices
 from oxygen.bench.measure import expected_batch, median, put
 from oxygen.bench.parallel import open_pair
 from oxygen.bench.probe import Rooms
 from oxygen.bench.stand import ALL, ALONE, Point, Stand, room_for
 from oxygen.bench.words import FRAME
+from oxygen.layers.costs import Ceilings
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,16 +80,16 @@ def actions_first(stand: Stand) -> dict[str, Any]:
 
 def add_floors(rows: Sequence[dict[str, Any]], run: Run, ceilings: Ceilings) -> None:
     """Write the floor of each row's frame into it: the sum of its stages' floors."""
-    spec, shape, size = run.setup.spec(), run.setup.shape(), DTYPE_BYTES[run.setup.dtype]
-    length = shape.context_len(spec.tokens_per_image)
+    costs, cameras, frames = run.setup.costs(), run.setup.shape().num_cameras, run.setup.frames()
+    length, experts = frames.context_len, [name for name, _ in frames.readers] or ["action"]
     for row in rows:
         n, k = row["new_tokens"], row["k"]
         batch = expected_batch(n, k) if row["mode"] == "oxygen" else 1
         rounds = min(k, n) if k else n
         prefills = 2 if row["mode"] in ("isolated", "parallel") else 1
-        floor = prefills * prefill(spec, shape.num_cameras, length, size).floor_ms(ceilings)
-        floor += act(spec, length, row["num_steps"], size).floor_ms(ceilings)
-        floor += rounds * decode(spec, batch, length, n / 2, size).floor_ms(ceilings)
+        floor = prefills * costs.prefill(cameras, length).floor_ms(ceilings)
+        floor += sum(costs.act(expert, length, row["num_steps"]).floor_ms(ceilings) for expert in experts)
+        floor += rounds * costs.decode(batch, length, n / 2).floor_ms(ceilings)
         row["floor_ms"] = round(floor, 3)
 
 

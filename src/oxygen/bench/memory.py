@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from oxygen.bench.command import add_common, begin, integers, positive
-from oxygen.bench.costs import DTYPE_BYTES
+from oxygen.bench.families import DTYPE_BYTES
 from oxygen.bench.machine import resident_bytes
 from oxygen.bench.measure import expected_batch, put, steady_lane
 from oxygen.bench.meter import Energy

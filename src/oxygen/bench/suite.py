@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--quick", action="store_true", help="few frames and points: a look, not a measurement")
     parser.add_argument("--only", type=names, default=None, help=f"with commas, some of {', '.join(ORDER)}")
     parser.add_argument("--resume", action="store_true", help="keep what the folder holds of the same command line")
-    parser.set_defaults(frames=0, num_steps=10)
+    parser.set_defaults(frames=0, num_steps=None)
 
 
 def run(args: argparse.Namespace) -> int:
