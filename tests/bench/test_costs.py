@@ -95,5 +95,10 @@ def test_every_family_has_frames_and_costs(model: str, robot: str) -> None:
     assert inputs.num_tokens == frames.context_len <= setup.spec().max_context_len
     assert len(inputs.images) == setup.shape().num_cameras
     expert = frames.readers[0][0] if frames.readers else "action"
-    for cost in (costs.prefill(2, 100), costs.vision(2), costs.act(expert, 100, setup.steps()), costs.decode(8, 100, 5)):
+    for cost in (
+        costs.prefill(2, 100),
+        costs.vision(2),
+        costs.act(expert, 100, setup.steps()),
+        costs.decode(8, 100, 5),
+    ):
         assert cost.flops > 0 and cost.bytes > 0

@@ -44,4 +44,4 @@ def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_xticks(range(len(lengths)), [str(n) for n in lengths])
     axes.set_xlabel("tokens of a text, N")
     axes.set_ylabel("actions per second, H/T")
-    axes.legend()
+    plot.legend(figure, axes)

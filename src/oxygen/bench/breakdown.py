@@ -63,6 +63,8 @@ def condense(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def draw(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     """What an OxyGen frame is made of, beside the isolated frame."""
+    from oxygen.bench.plot import legend
+
     axes = figure.subplots()
     labels = [str(r["new_tokens"]) for r in rows]
     bottom = [0.0] * len(rows)
@@ -75,6 +77,6 @@ def draw(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
         axes.bar(labels, values, bottom=bottom, color=colour, label=name, width=0.5)
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]
     axes.plot(labels, [r["isolated_ms"] for r in rows], "ks", label="isolated frame")
-    axes.set_xlabel("tokens of a text, N")
-    axes.set_ylabel("ms per frame")
-    axes.legend()
+    axes.set_xlabel(f"tokens of a text, N (k = {max(r['k'] for r in rows)})")
+    axes.set_ylabel("OxyGen's frame, ms, by stage")
+    legend(figure, axes, 4)

@@ -137,12 +137,13 @@ def row_of(budget: str, camera_hz: float, log: Log, args: argparse.Namespace) ->
 
 
 def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2, sharey=True)
     names = [r["budget"] for r in rows]
-    left.barh(names, [r["frames_per_s"] for r in rows], color="#c0392b")
+    left.bar_label(left.barh(names, [r["frames_per_s"] for r in rows], color="#c0392b"), fmt="%.3g", padding=4)
     left.axvline(rows[0]["camera_hz"], color="black", linewidth=1)
     left.set_xlabel("frames per second (line: camera)")
-    right.barh(names, [r["tokens_per_s"] for r in rows], color="#5b8db8")
+    right.bar_label(right.barh(names, [r["tokens_per_s"] for r in rows], color="#5b8db8"), fmt="%.4g", padding=4)
     right.set_xlabel("tokens per second")
+    left.invert_yaxis()
     for axes in (left, right):
-        axes.invert_yaxis()
+        axes.margins(x=0.2)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from oxygen.bench.estimate import Estimated, minutes
 from oxygen.bench.machine import Machine
 from oxygen.bench.measure import Lane, alternate, num_steps_of
 from oxygen.bench.report import Report, progress
@@ -97,10 +95,7 @@ class Run:
 
     def expect(self, seconds: float, what: str = "") -> None:
         """Say how long the run will take. Raises Estimated where nothing else was asked for."""
-        self.report.extra["expected_s"] = round(seconds, 1)
-        print(f"{self.report.bench}: {what + ', ' if what else ''}about {minutes(seconds)}", file=sys.stderr)
-        if self.args.estimate:
-            raise Estimated(seconds)
+        self.report.expect(seconds, self.args.estimate, what)
 
 
 def begin(name: str, args: argparse.Namespace, **more: Any) -> Run:

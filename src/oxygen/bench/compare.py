@@ -1,9 +1,9 @@
 """`oxygen bench compare`: other people's code on the same weights, frame and noise, through its public interface, where
 it is installed beside this package.
 
-LeRobot 0.6.1 needs Python 3.12 or later and brings its own torch: make an environment with `lerobot[pi]==0.6.1`, put
-this package into it (`pip install --no-deps .`, and sentencepiece and msgpack), and run the command there. Its policy
-makes actions only, so OxyGen makes actions only here, too.
+LeRobot 0.6.1 needs Python 3.12 or later and brings its own torch (2.11): make an environment of its own,
+`pip install 'lerobot[pi]==0.6.1' '.[bench]'`, and run `python -m oxygen.bench compare` there. Its policy makes actions
+only, so OxyGen makes actions only here, too. pi05-tiny cannot be compared: LeRobot's code has no convolution stem.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ COLUMNS = (
     *("code", "version", "action_ready_ms_p50", "action_ready_ms_p50_spread", "action_ready_ms_p99", "speedup"),
     "action_difference",
 )
-TOLERANCE = {"float32": 1e-3, "bfloat16": 0.2}
-"""Largest difference of two actions (normalised units, about 1 in size) that passes for the same: what the references
-differ by among each other, with room."""
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.1}
+"""Largest difference of two actions (normalised units, about 1 in size) that passes for the same: a little more than
+the references differ by among each other."""
 ROW = 0
 
 
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
         with ExitStack() as stack:
             folder = None if args.own_weights else weights_of(setup, stack)
             is_same = measure(run, adapters, folder)
-    report.figure("latency", lambda figure: draw(figure, report.rows))
+        report.figure("latency", lambda figure: draw(figure, report.rows))
     report.finish(COLUMNS, f"compare: {args.model} {args.dtype}, {args.robot}, actions alone")
     return int(not is_same)
 

@@ -14,14 +14,6 @@ NEW_TOKENS, ROUNDS = 8, 2
 """Of the texts on which a round is timed."""
 
 
-class Estimated(Exception):
-    """The benchmark was only asked how long it takes. seconds: its answer."""
-
-    def __init__(self, seconds: float) -> None:
-        super().__init__(f"{seconds:.0f} s")
-        self.seconds = seconds
-
-
 @dataclass(frozen=True, slots=True)
 class Prices:
     """Seconds of each stage. act_s: of one flow step, about. Rounds between a batch of one and of `most` are
@@ -78,9 +70,3 @@ class Prices:
     def stages_s(self, batches: Sequence[tuple[int, int]], num_steps: int) -> float:
         """All stages once, with (batch, rounds) of each decode call."""
         return self.prefill_s + num_steps * self.act_s + sum(n * self.round_s(batch) for batch, n in batches)
-
-
-def minutes(seconds: float) -> str:
-    """`40 s`, `3 min 20 s`."""
-    whole = round(seconds)
-    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"

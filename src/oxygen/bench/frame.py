@@ -15,6 +15,8 @@ from oxygen.bench.stand import ALL, ALONE, Point, Stand, room_for
 from oxygen.bench.words import FRAME
 from oxygen.layers.costs import Ceilings
 
+COLUMNS = FRAME
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser)
@@ -33,8 +35,8 @@ def run(args: argparse.Namespace) -> int:
 
         return run_experts(args)
     rounds = tuple(sorted({min(k, args.new_tokens) for k in args.rounds}))
-    point = Point(args.new_tokens, rounds, args.num_steps, ALL, is_metered=True, with_alone=True)
     run = begin("frame", args, new_tokens=args.new_tokens, rounds=rounds)
+    point = Point(args.new_tokens, rounds, args.num_steps, ALL, is_metered=True, with_alone=True)
     from oxygen.bench.torch.ceilings import CeilingMeter
 
     report = run.report
@@ -57,9 +59,10 @@ def run(args: argparse.Namespace) -> int:
     report.note(
         f"actions ready after {promise['action_ready_ms']:.1f} ms with {promise['live_texts']:.0f} live texts,"
         f" {promise['action_ready_ms_alone']:.1f} ms with none: ratio {promise['ratio']:.3f}"
+        + (" (no difference beyond the spread)" if promise["is_within_spread"] else "")
     )
     report.figure("modes", lambda figure: draw(figure, report.rows))
-    report.finish(FRAME, f"frame: {args.model} {args.dtype}, N = {args.new_tokens}")
+    report.finish(COLUMNS, f"frame: {args.model} {args.dtype}, N = {args.new_tokens}")
     return 0
 
 
@@ -72,6 +75,8 @@ def actions_first(stand: Stand) -> dict[str, Any]:
     put(found, "action_ready_ms", [1e3 * s.ready_s for s in busy.samples])
     put(found, "action_ready_ms_alone", [1e3 * s.ready_s for s in alone.samples])
     found["ratio"] = round(found["action_ready_ms"] / found["action_ready_ms_alone"], 4)
+    apart = abs(found["action_ready_ms"] - found["action_ready_ms_alone"])
+    found["is_within_spread"] = apart < max(found["action_ready_ms_spread"], found["action_ready_ms_alone_spread"])
     # Neighbours in time are compared as well: a slow minute of the machine hits both.
     pairs = [a.ready_s / b.ready_s for a, b in zip(busy.samples, alone.samples, strict=True) if b.ready_s]
     put(found, "ratio_of_neighbours", pairs, digits=4)
@@ -95,12 +100,10 @@ def add_floors(rows: Sequence[dict[str, Any]], run: Run, ceilings: Ceilings) -> 
 
 def draw(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     """Frame time of each mode, with the ideal as a mark on its bar."""
-    from oxygen.bench.plot import COLOURS, NAMES
+    from oxygen.bench import plot
 
     axes = figure.subplots()
-    labels = [NAMES[r["mode"]] + (f", k = {r['k']}" if r["k"] else "") for r in rows]
-    axes.barh(labels, [r["frame_ms"] for r in rows], color=[COLOURS[r["mode"]] for r in rows])
-    axes.plot([r["ideal_frame_ms"] for r in rows], labels, "k|", markersize=14, label="ideal from stage costs")
-    axes.invert_yaxis()
-    axes.set_xlabel("frame time, ms")
-    axes.legend()
+    names = plot.bars(axes, rows, "frame_ms", f"frame time, ms (N = {rows[0]['new_tokens']}; thin line: spread)")
+    axes.plot([r["ideal_frame_ms"] for r in rows], names, "k|", markersize=14, label="ideal from stage costs")
+    axes.plot([r["floor_ms"] for r in rows], names, "b|", markersize=14, label="floor of the machine")
+    plot.legend(figure, axes)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from oxygen.bench.command import Parser
-from oxygen.bench.estimate import Estimated
+from oxygen.bench.report import Estimated
 from oxygen.core.errors import InvalidInput, OxygenError
 
 BENCHES = {
@@ -51,7 +51,8 @@ def run_bench(name: str, arguments: Sequence[str]) -> int:
     if name not in BENCHES:
         raise InvalidInput("bench", f"one of {', '.join(BENCHES)}", repr(name))
     module = import_module(f"oxygen.bench.{_MODULES.get(name, name)}")
-    parser = Parser(prog=f"oxygen bench {name}", description=module.__doc__)
+    keep = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"oxygen bench {name}", description=module.__doc__, formatter_class=keep)
     module.add_arguments(parser)
     args = parser.parse_args(arguments)
     args.command = shlex.join(["oxygen", "bench", name, *arguments])

@@ -53,13 +53,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(figure: Any, rows: list[Row]) -> None:
+    from oxygen.bench.plot import legend
+
     axes = figure.subplots()
     names = [f"{r['live_texts']:.0f} live, k = {r['k']}" for r in rows]
     left = [0.0] * len(rows)
     for part in PARTS:
         values = [r[f"{part}_ms"] for r in rows]
-        axes.barh(names, values, left=left, label=part)
+        axes.barh(names, values, left=left, label=part.replace("_", " "))
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.invert_yaxis()
-    axes.set_xlabel("ms per frame outside the runner")
-    axes.legend()
+    axes.set_xlabel("time of a frame outside the model, ms")
+    legend(figure, axes)

@@ -42,6 +42,8 @@ def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
     for shade, k in zip(plot.shades(len(ks)), ks, strict=True):
         points = sorted((r["tokens_per_s"], r["action_hz"]) for r in rows if r["mode"] == "oxygen" and r["k"] == k)
         axes.plot(*zip(*points, strict=True), marker="o", color=shade, label=f"OxyGen, k = {k}")
-    axes.set_xlabel("text, tokens per second")
+    axes.set_xlabel("text, tokens per second (at each point: N, the tokens of a text)")
     axes.set_ylabel("actions per second, H/T")
-    axes.legend()
+    for r in rows:
+        axes.annotate(f" {r['new_tokens']}", (r["tokens_per_s"], r["action_hz"]), fontsize="x-small", color="#555555")
+    plot.legend(figure, axes)

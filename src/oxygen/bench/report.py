@@ -17,10 +17,24 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from oxygen.bench.machine import Machine, commit
-from oxygen.bench.words import cautions, heading, legend
+from oxygen.bench.words import cautions, filled, heading, legend
 
 Row = Mapping[str, Any]
 TABLE_WIDTH = 240
+
+
+class Estimated(Exception):
+    """The benchmark was only asked how long it takes. seconds: its answer."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"{seconds:.0f} s")
+        self.seconds = seconds
+
+
+def minutes(seconds: float) -> str:
+    """`40 s`, `3 min 20 s`."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
 
 
 @dataclass(slots=True)
@@ -42,6 +56,13 @@ class Report:
         self.notes.append(text)
         print(text, file=sys.stderr)
 
+    def expect(self, seconds: float, is_asked: bool, what: str = "") -> None:
+        """Say how long the run will take. Raises Estimated where only that was asked."""
+        self.extra["expected_s"] = round(seconds, 1)
+        print(f"{self.bench}: {what + ', ' if what else ''}about {minutes(seconds)}", file=sys.stderr)
+        if is_asked:
+            raise Estimated(seconds)
+
     def figure(self, name: str, draw: Callable[[Any], None]) -> None:
         """Draw a figure with matplotlib into the folder, if there is one; says what is missing otherwise."""
         if self.out is None:
@@ -50,7 +71,8 @@ class Report:
 
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / f"{self.bench}_{name}.png"
-        missing = plot.draw(path, draw)
+        said = (self.config.get(key) for key in ("model", "dtype", "robot"))
+        missing = plot.draw(path, draw, f"{self.bench}: {', '.join(str(part) for part in said if part)}")
         if missing:
             self.note(missing)
         else:
@@ -60,6 +82,7 @@ class Report:
         """Print the table and its legend, write the files, print the line of JSON; returns what the line holds."""
         for caution in cautions(self.rows):
             self.note(caution)
+        columns = filled(columns, self.rows)
         record = {
             "bench": self.bench,
             "commit": commit(),

@@ -105,12 +105,14 @@ def _row(stage: str, measured_ms: Sequence[float], cost: Cost, ceilings: Sequenc
 
 def draw(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     """Measured time of each stage, both floors as marks."""
+    from oxygen.bench.plot import legend
+
     axes = figure.subplots()
     names = [r["stage"] for r in rows]
     axes.barh(names, [r["measured_ms"] for r in rows], color="#c0392b", label="measured")
     axes.plot([r["compute_floor_ms"] for r in rows], names, "k|", markersize=14, label="compute floor")
     axes.plot([r["bandwidth_floor_ms"] for r in rows], names, "b|", markersize=14, label="bandwidth floor")
     axes.set_xscale("log")
-    axes.set_xlabel("ms")
+    axes.set_xlabel("ms (logarithmic)")
     axes.invert_yaxis()
-    axes.legend()
+    legend(figure, axes)

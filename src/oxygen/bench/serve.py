@@ -33,7 +33,7 @@ from oxygen.serving.settings import ServeSettings
 COLUMNS = (
     *("mode", "robots", "in_process_ms_p50", "websocket_ms_p50", "added_ms_p50", "added_ms_p99"),
     *("action_ready_ms_p50", "action_ready_ms_p99", "slowest_robot_ms_p50", "fairness", "frames_per_s"),
-    *("tokens_per_s"),
+    "tokens_per_s",
 )
 _WARM_UP = 20
 

@@ -50,11 +50,11 @@ def speed(rows: Sequence[dict[str, Any]], n: int, k: int, s: int) -> float | Non
 def draw_maps(figure: Any, rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> None:
     left, right = figure.subplots(1, 2)
     over_k = [[speed(rows, args.at_tokens, k, s) for s in args.steps] for k in args.rounds]
-    plot.heat(left, over_k, args.steps, args.rounds, f"N = {args.at_tokens}")
+    plot.heat(left, over_k, args.steps, args.rounds, f"times isolated, N = {args.at_tokens}")
     left.set_ylabel("k")
     lengths = sorted({*args.new_tokens, args.at_tokens})
     over_n = [[speed(rows, n, args.at_rounds, s) for s in args.steps] for n in lengths]
-    plot.heat(right, over_n, args.steps, lengths, f"k = {args.at_rounds}")
+    plot.heat(right, over_n, args.steps, lengths, f"times isolated, k = {args.at_rounds}")
     right.set_ylabel("N")
     for axes in (left, right):
         axes.set_xlabel("flow steps S")

@@ -21,7 +21,7 @@ from oxygen.bench.torch.device import allocated_bytes
 
 COLUMNS = (
     *("cycle", "frame_ms_mean", "frame_ms_p50", "action_ready_ms_p50", "live_max", "tokens", "resident_bytes"),
-    *("device_bytes"),
+    "device_bytes",
 )
 
 
@@ -151,4 +151,4 @@ def draw(figure: Any, book: Book, rows: Sequence[dict[str, Any]]) -> None:
     below.set_ylim(0, 3 * max(r["frame_ms_mean"] for r in rows))
     below.set_ylabel("frame time, ms")
     below.set_xlabel("frame")
-    below.legend()
+    below.legend(loc="upper right")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from oxygen.bench.command import add_place, begin
-from oxygen.bench.estimate import minutes
+from oxygen.bench.report import minutes
 from oxygen.bench.setup import Setup
 
 COLUMNS = ("bench", "status", "seconds", "expected_s", "rows", "load_during")

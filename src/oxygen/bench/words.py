@@ -33,7 +33,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "management_share": ("mgmt", "share of a frame outside the model: planning, bookkeeping, delivery"),
     "management_ms": ("mgmt ms", "time of a frame outside the model"),
     "management_ms_spread": ("mgmt spread", "of mgmt ms: 90th less 10th percentile"),
-    "speedup": ("x", "speed-up: the first row's frame time over this one's"),
+    "speedup": ("x", "speed-up: the baseline's frame time over this one's"),
     "prefill_ms": ("prefill", "ms of one prefill, vision included"),
     "vision_ms": ("vision", "ms of the pictures' tower, a part of prefill"),
     "act_ms": ("act", "ms of one action chunk, all flow steps"),
@@ -127,13 +127,18 @@ STEADY = {
 """Figures that are about the same in every frame of a point: a large spread means that the run was disturbed."""
 
 
+def filled(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Those of the columns in which any row has a figure."""
+    return [key for key in columns if not rows or any(row.get(key) is not None for row in rows)]
+
+
 def heading(key: str) -> str:
     return WORDS[key][0]
 
 
 def legend(columns: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """One line for every column whose head does not say it all, and for every mode in the rows."""
-    said = [f"{WORDS[key][0]}: {WORDS[key][1]}" for key in columns if WORDS[key][1]]
+    said = [f"{heading(key)}: {WORDS[key][1]}" for key in columns if WORDS[key][1]]
     modes = {row["mode"] for row in rows if "mode" in row}
     return [f"{mode}: {meaning}" for mode, meaning in MODES.items() if mode in modes] + said
 
@@ -144,23 +149,26 @@ def cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     for key in sorted(STEADY):
         wide = [name_of(r) for r in rows if (r.get(key) or 0) < (r.get(f"{key}_spread") or 0)]
         if wide:
-            found.append(f"{heading(key)}: the spread is larger than the value itself for {'; '.join(wide)}")
-    base = rows[0] if rows and rows[0].get("speedup") == 1 else None
-    for row in rows[1:] if base else ():
-        if base is None or row.get("new_tokens") != base.get("new_tokens") or "speedup" not in row:
-            continue
-        gap = abs(base["frame_ms"] - row["frame_ms"])
-        if gap < max(base.get("frame_ms_spread") or 0, row.get("frame_ms_spread") or 0):
-            found.append(
-                f"{name_of(row)} and {name_of(base)} differ by {gap:.3g} ms, less than the spread of one of them:"
-                " this run shows no difference"
-            )
+            found.append(f"{heading(key)}: the spread is larger than the value itself: {'; '.join(wide)}")
+    doubtful, base = [], None
+    for row in rows:
+        if row.get("speedup") == 1:  # the baseline of the rows that follow
+            base = row
+        elif base is not None and row.get("speedup") is not None and is_within_spread(row, base):
+            doubtful.append(f"{name_of(row)} ({row['speedup']} x)")
+    if doubtful:
+        found.append(f"no difference from the baseline beyond the spread of the two: {'; '.join(doubtful)}")
     return [f"caution: {text}" for text in found]
+
+
+def is_within_spread(row: Mapping[str, Any], base: Mapping[str, Any], key: str = "frame_ms") -> bool:
+    """Whether two rows differ by less than the larger of their spreads."""
+    gap = abs((row.get(key) or 0) - (base.get(key) or 0))
+    return bool(gap < max(row.get(f"{key}_spread") or 0, base.get(f"{key}_spread") or 0))
 
 
 def name_of(row: Mapping[str, Any]) -> str:
     """A row in words: its mode or stage, and the point where it stands."""
-    name = str(row.get("workload") or row.get("stage") or row.get("code") or row.get("mode") or row.get("budget") or "")
-    parts = [name] if name else []
-    parts += [f"{heading(key)} = {row[key]}" for key in ("num_experts", "new_tokens", "k", "num_steps") if row.get(key)]
-    return ", ".join(parts)
+    names = (row[key] for key in ("workload", "stage", "code", "mode", "budget") if row.get(key))
+    points = (f"{heading(key)} {row[key]}" for key in ("num_experts", "new_tokens", "k", "num_steps") if row.get(key))
+    return ", ".join((*names, *points))

@@ -97,7 +97,7 @@ def measure(run: Run, name: str, lanes: Sequence[Lane]) -> list[Row]:
 
 def draw(figure: Any, rows: Sequence[Row]) -> None:
     """Mean frame time of both modes, by workload."""
-    from oxygen.bench.plot import COLOURS, NAMES
+    from oxygen.bench.plot import COLOURS, NAMES, legend
 
     axes = figure.subplots()
     names = list(dict.fromkeys(r["workload"] for r in rows))
@@ -106,5 +106,5 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
         axes.barh([i + offset for i in range(len(names))], values, 0.4, color=COLOURS[mode], label=NAMES[mode])
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("mean frame time, ms")
-    axes.legend()
+    axes.set_xlabel("mean frame time, ms (uniform, poisson: texts a frame)")
+    legend(figure, axes)

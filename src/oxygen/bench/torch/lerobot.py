@@ -27,8 +27,8 @@ from oxygen.models.pi05.spec import GemmaSpec, Pi05Spec
 
 STATE_DIM = 8
 INSTALL = (
-    "LeRobot is not installed. It wants Python 3.12 or later and its own torch: python3.12 -m venv lerobot;"
-    " lerobot/bin/pip install 'lerobot[pi]==0.6.1'; lerobot/bin/pip install oxygen-vla"
+    "LeRobot is not installed. It wants Python 3.12 or later and brings its own torch: python3.12 -m venv lerobot;"
+    " lerobot/bin/pip install 'lerobot[pi]==0.6.1' '.[bench]'; lerobot/bin/python -m oxygen.bench compare"
 )
 Chunk = Callable[[], np.ndarray]
 
@@ -71,7 +71,8 @@ def open_chunks(setup: Setup, folder: Path | None, inputs: ContextInputs, noise:
 
 
 def _load(policy: Any, folder: Path, config: Any) -> Any:
-    # Not strict: it has a text head of the action expert, which nothing reads and our folders leave out.
+    # Not strict: it has a text head of the action expert, which nothing reads and our folders leave out. Where loading
+    # fails it says so and goes on with random weights: the comparison of actions would show it.
     return policy.from_pretrained(folder, config=config, strict=False)
 
 
