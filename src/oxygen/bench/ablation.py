@@ -18,7 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, frames=24)
     parser.add_argument("--new-tokens", type=integers, default=[5, 10, 20, 30], help="tokens of a text (N)")
     parser.add_argument("--k", type=positive, default=5, help="decode rounds a frame")
-    parser.add_argument("--baseline-frames", type=positive, default=None, help="frames of each baseline")
+    parser.add_argument(
+        "--baseline-frames",
+        type=positive,
+        default=None,
+        help="frames of each baseline (default: a quarter, at least 3)",
+    )
     parser.add_argument("--no-parallel", action="store_true", help="leave the two-process baseline out")
 
 

@@ -59,7 +59,9 @@ def add_common(
         "--num-steps", type=positive, help="flow steps of an action chunk (S; default: the model's own)"
     )
     parser.add_argument("--frames", type=positive, default=frames, help="frames measured per point, after the warm-up")
-    parser.add_argument("--out", type=Path, default=None, help="folder for CSV, JSON, Markdown and figures")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="folder for CSV, JSON, Markdown and figures (default: none)"
+    )
 
 
 def add_place(parser: argparse.ArgumentParser, *, model: str, dtype: str) -> None:

@@ -22,7 +22,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser)
     parser.add_argument("--new-tokens", type=positive, default=30, help="tokens of a text (N)")
     parser.add_argument("--rounds", type=integers, default=[1, 5, 10], help="decode rounds a frame (k), with commas")
-    parser.add_argument("--baseline-frames", type=positive, default=None, help="frames of each baseline")
+    parser.add_argument(
+        "--baseline-frames",
+        type=positive,
+        default=None,
+        help="frames of each baseline (default: a quarter, at least 3)",
+    )
     parser.add_argument("--no-parallel", action="store_true", help="leave the two-process baseline out")
     parser.add_argument("--experts", default="", help="action experts on one prefill, e.g. pi,gr00t,oft (qwen3vl-*)")
     parser.add_argument("--text-lengths", type=integers, default=[10, 20, 30], help="with --experts: texts' tokens (N)")

@@ -19,7 +19,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_common(parser, frames=24)
     parser.add_argument("--rounds", type=integers, default=[1, 5, 10], help="decode rounds a frame (k)")
     parser.add_argument("--new-tokens", type=integers, default=[5, 10, 20, 30, 50], help="tokens of a text (N)")
-    parser.add_argument("--baseline-frames", type=positive, default=None, help="frames of each baseline")
+    parser.add_argument(
+        "--baseline-frames",
+        type=positive,
+        default=None,
+        help="frames of each baseline (default: a quarter, at least 3)",
+    )
     parser.add_argument("--no-parallel", action="store_true", help="leave the two-process baseline out")
 
 

@@ -23,7 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=integers, default=[5, 10, 20], help="flow steps (S)")
     parser.add_argument("--at-tokens", type=positive, default=30, help="N of the map over k and S")
     parser.add_argument("--at-rounds", type=positive, default=5, help="k of the map over N and S")
-    parser.add_argument("--baseline-frames", type=positive, default=None, help="frames of the isolated baseline")
+    parser.add_argument(
+        "--baseline-frames",
+        type=positive,
+        default=None,
+        help="frames of the isolated baseline (default: a quarter, at least 3)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:

@@ -92,14 +92,11 @@ def run(args: argparse.Namespace) -> int:
         else:
             results[name] = record
             row["expected_s"] = record.get("expected_s")
-            row |= (
-                {"rows": len(record["rows"]), "load_during": record["machine"]["load_during"]}
-                if "rows" in record
-                else {}
-            )
+            if not args.estimate:
+                row |= {"rows": len(record["rows"]), "load_during": record["machine"]["load_during"]}
         report.rows.append(row)
         if not args.estimate:
-            write_report(args.out)
+            write_report(args.out, [row["bench"] for row in report.rows if row["status"] == "failed"])
     report.extra["results"] = results
     if args.estimate:
         args.out = report.out = None
@@ -144,14 +141,16 @@ def run_apart(name: str, options: Sequence[str]) -> dict[str, Any] | None:
     return found
 
 
-def write_report(out: Path) -> None:
+def write_report(out: Path, failed: Sequence[str]) -> None:
     """Put the sections that the benchmarks wrote, now or earlier, into one page."""
     found = [path for name in ORDER if (path := out / f"{name}.md").exists()]
     contents = [f"* [{path.stem}](#{path.stem}): {title_of(path)}" for path in found]
+    contents += [f"* {name}: failed in this run; a section of it is of an earlier one" for name in failed]
     text = (
         "# OxyGen, measured\n\nTimes are medians; modes took turns within one run. Every section names its commit.\n\n"
     )
     text += "\n".join(contents) + "\n\n" + "\n".join(path.read_text() for path in found)
+    out.mkdir(parents=True, exist_ok=True)
     (out / "report.md").write_text(text)
     print(f"report: {out / 'report.md'}", file=sys.stderr)
 
