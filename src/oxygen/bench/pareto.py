@@ -50,5 +50,6 @@ def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_xlabel("text, tokens per second (at each point: N, the tokens of a text)")
     axes.set_ylabel("actions per second, H/T")
     for r in rows:
-        axes.annotate(f" {r['new_tokens']}", (r["tokens_per_s"], r["action_hz"]), fontsize="x-small", color="#555555")
+        at = (r["tokens_per_s"], r["action_hz"])
+        axes.annotate(str(r["new_tokens"]), at, (4, 4), textcoords="offset points", fontsize="x-small")
     plot.legend(figure, axes)

@@ -49,6 +49,7 @@ def bars(axes: Any, rows: Sequence[Mapping[str, Any]], key: str, label: str) -> 
     drawn = axes.barh(names, [r[key] for r in rows], color=[COLOURS[r["mode"]] for r in rows], xerr=spreads)
     axes.bar_label(drawn, [f"{r[key]:.4g}" for r in rows], padding=4, fontsize="small")
     axes.margins(x=0.15)
+    axes.set_xlim(left=0)
     axes.invert_yaxis()
     axes.set_xlabel(label)
     return names
