@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import json
+import re
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from bench.test_measure import FIELDS
 from oxygen.bench import budget, suite
 from oxygen.bench.main import BENCHES, main, run_bench
 from oxygen.bench.setup import Setup
+from oxygen.bench.words import WORDS, filled, heading
 from oxygen.core.errors import InvalidInput
 from oxygen.models.pi05.spec import PRESETS
 
 QUICKLY = ["--threads", "1"]
+PLACE = ("float32", "libero", "cpu")
 MACHINE = {"cpu", "cores", "gpu", "torch", "dtype", "load_before", "load_after"}
 
 
@@ -65,6 +68,79 @@ def test_shapes_fit_their_models(robot: str) -> None:
     assert Setup("pi05-medium", robot="libero").frames().context_len == 524
 
 
+FEW = ("--new-tokens", "4", "--frames", "2")
+SHORT: dict[str, tuple[str, ...]] = {
+    "frame": (*FEW, "--rounds", "2", "--no-parallel"),
+    "pareto": (*FEW, "--rounds", "2", "--no-parallel"),
+    "speedup": (*FEW, "--rounds", "2", "--steps", "2", "--at-tokens", "4", "--at-rounds", "2"),
+    "ablation": (*FEW, "--k", "2", "--no-parallel"),
+    "workloads": (*FEW, "--k", "2", "--rates", "1", "--short", "2", "--long", "6"),
+    "breakdown": (*FEW, "--k", "2"),
+    "management": ("--frames", "2", "--live", "2", "--k", "2"),
+    "memory": (*FEW, "--rounds", "2", "--no-parallel"),
+    "stability": ("--frames", "119", "--max-live", "6", "--k", "1"),
+    "budget": (*FEW, "--camera-hz", "25", "--max-texts", "2", "--budgets", "fixed:1"),
+    "roofline": ("--frames", "2", "--batches", "1,2"),
+    "compare": (),
+    "serve": ("--frames", "6", "--seconds", "0.2", "--robots", "1", "--new-tokens", "4"),
+}
+"""The least that shows each benchmark whole."""
+
+
+@pytest.mark.parametrize("name", suite.ORDER)
+def test_every_benchmark_ends_in_one_line_that_says_all(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = ["--model", "pi05-tiny", "--dtype", "float32", *SHORT[name], *QUICKLY, "--out", str(tmp_path)]
+    assert main([name, *options]) in (0, 1)
+    out = capsys.readouterr().out
+    found = last_line(out)
+    assert found["bench"] == name and re.fullmatch(r"unknown|[0-9a-f]{12}\+?", found["commit"])
+    assert found["command"].split()[:4] == ["oxygen", "bench", name, "--model"]
+    config = found["config"]
+    assert (config["model"], config["dtype"], config["robot"], config["device"]) == ("pi05-tiny", *PLACE)
+    assert found["machine"]["threads"] == 1
+    written = json.loads((tmp_path / f"{name}.json").read_text())
+    assert written == found  # no figure is in one of them only
+    page = (tmp_path / f"{name}.md").read_text()
+    assert found["command"] in page
+    if name == "compare":
+        return  # nothing to compare with here
+    columns = import_module(f"oxygen.bench.{name}").COLUMNS
+    assert found["rows"] and found["expected_s"] > 0
+    known = {key for row in found["rows"] for key in row}
+    assert len(known & set(columns)) >= 5
+    for key in filled(columns, found["rows"]):
+        assert heading(key) in out and heading(key) in page
+    assert set(columns) <= set(WORDS)
+
+
+def test_an_estimate_measures_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["pareto", "--estimate", "--new-tokens", "4,8", "--rounds", "2", "--no-parallel", *QUICKLY]) == 0
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert found["expected_s"] > 0 and "rows" not in found
+
+
+def test_a_report_is_resumed_and_keeps_what_it_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--model", "pi05-tiny", "--only", "compare", "--out", str(tmp_path), *QUICKLY]
+    assert main(["all", *options]) == 0
+    (tmp_path / "frame.md").write_text("## frame\n\nof an earlier run\n")
+    assert main(["all", *options, "--resume"]) == 0
+    assert [row["status"] for row in last_line(capsys.readouterr().out)["rows"]] == ["kept"]
+    report = (tmp_path / "report.md").read_text()
+    assert "of an earlier run" in report and report.index("## frame") < report.index("## compare")
+    assert main(["all", *options, "--robot", "droid", "--resume"]) == 0  # another command line
+    assert [row["status"] for row in last_line(capsys.readouterr().out)["rows"]] == ["done"]
+
+
+@pytest.mark.parametrize("name", BENCHES)
+def test_help_says_every_default(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert ended.value.code == 0 and "shape of a frame (default: libero)" in text and "[1, 5" not in text
+
+
 def test_frame_on_the_real_tiny_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     options = ["--new-tokens", "4", "--rounds", "2", "--frames", "4", "--out", str(tmp_path), *QUICKLY]
@@ -106,7 +182,7 @@ def test_budgets_under_a_camera(capsys: pytest.CaptureFixture[str]) -> None:
     rows = last_line(capsys.readouterr().out)["rows"]
     assert [r["budget"] for r in rows] == ["fixed:1", "idle"]
     assert all(r["frames_per_s"] > 0 and r["tokens_per_s"] > 0 for r in rows)
-    assert {key for key, _ in budget.COLUMNS} <= set(rows[0])
+    assert set(budget.COLUMNS) <= set(rows[0])
 
 
 def test_compare_says_what_is_missing(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from oxygen.bench.frame import actions_first
 from oxygen.bench.measure import Lane, alternate, is_due, put, spread, steady_lane
 from oxygen.bench.modes import Oxygen, Shared
 from oxygen.bench.stand import ALL, Point, Stand
+from oxygen.bench.words import cautions, filled, legend
 
 P, A, R = COSTS["prefill"], COSTS["act"], COSTS["round"]
 FIELDS = {
@@ -106,3 +107,19 @@ def test_patterns_start_again() -> None:
     rooms = make_rooms()
     lane = Lane(Shared(rooms.take(1, 1), make_frames(), 10, rooms.clock), [(2,), ()], num_frames=4)
     assert [lane.step().live for _ in range(4)] == [1, 0, 1, 0]
+
+
+def test_a_figure_below_its_spread_and_a_difference_below_it_are_named() -> None:
+    base = {"mode": "isolated", "new_tokens": 30, "frame_ms": 100.0, "frame_ms_spread": 8.0, "speedup": 1}
+    near = base | {"mode": "parallel", "frame_ms": 95.0, "speedup": 1.05}
+    far = base | {"mode": "oxygen", "k": 1, "frame_ms": 50.0, "speedup": 2.0}
+    assert cautions([base, far]) == []
+    (one,) = cautions([base, near, far])
+    assert "parallel" in one and "oxygen" not in one
+    (wide,) = cautions([{"stage": "act", "measured_ms": 2.0, "measured_ms_spread": 3.0}])
+    assert "measured ms" in wide and "act" in wide
+
+
+def test_columns_without_a_figure_are_left_out() -> None:
+    assert filled(("mode", "k", "ideal_frame_ms"), [{"mode": "shared", "k": None}]) == ["mode"]
+    assert legend(["new_tokens"], [{"mode": "shared"}])[1] == "N: tokens of a text"

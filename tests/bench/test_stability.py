@@ -17,7 +17,7 @@ def book_of(seconds: list[float]) -> Book:
 def test_frames_become_one_row_per_cycle() -> None:
     rows = book_of([0.01] * (2 * CYCLE + 5)).rows()
     assert [r["cycle"] for r in rows] == [0, 1]  # a cycle that was begun does not count
-    assert rows[0]["frame_ms"] == pytest.approx(10) and rows[0]["live_max"] == 6
+    assert rows[0]["frame_ms_mean"] == pytest.approx(10) and rows[0]["live_max"] == 6
     assert rows[0]["resident_bytes"] > 1_000_000
 
 

@@ -6,18 +6,24 @@ import argparse
 from typing import Any
 
 from oxygen.bench import plot
-from oxygen.bench.command import LANES, add_common, begin, integers, positive
+from oxygen.bench.command import add_common, begin, integers, positive
 from oxygen.bench.stand import ALL, Point
 from oxygen.bench.sweep import sweep
+from oxygen.bench.words import FRAME
 
-COLUMNS = (("new_tokens", "N"), *LANES["frame"])
+COLUMNS = ("new_tokens", *FRAME)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, frames=12)
+    add_common(parser, frames=24)
     parser.add_argument("--new-tokens", type=integers, default=[5, 10, 20, 30], help="tokens of a text (N)")
     parser.add_argument("--k", type=positive, default=5, help="decode rounds a frame")
-    parser.add_argument("--baseline-frames", type=positive, default=None, help="frames of each baseline")
+    parser.add_argument(
+        "--baseline-frames",
+        type=positive,
+        default=None,
+        help="frames of each baseline (default: a quarter, at least 3)",
+    )
     parser.add_argument("--no-parallel", action="store_true", help="leave the two-process baseline out")
 
 
@@ -43,4 +49,4 @@ def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
     axes.set_xticks(range(len(lengths)), [str(n) for n in lengths])
     axes.set_xlabel("tokens of a text, N")
     axes.set_ylabel("actions per second, H/T")
-    axes.legend()
+    plot.legend(figure, axes)

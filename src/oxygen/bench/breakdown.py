@@ -14,28 +14,21 @@ from oxygen.bench.stand import Point
 from oxygen.bench.sweep import sweep
 
 COLUMNS = (
-    ("new_tokens", "N"),
-    ("vision_ms", "vision"),
-    ("prefill_ms", "prefill"),
-    ("act_ms", "act"),
-    ("alone_round_ms", "round of 1"),
-    ("round_ms", "round"),
-    ("mean_batch", "batch"),
-    ("isolated_ms", "isolated"),
-    ("shared_ms", "shared"),
-    ("frame_ms", "oxygen"),
-    ("reuse_share", "reuse"),
-    ("batching_share", "batching"),
-    ("completion_s", "complete s"),
-    ("expected_completion_s", "ceil(N/k) T"),
+    *("new_tokens", "vision_ms", "prefill_ms", "act_ms", "alone_round_ms", "round_ms", "mean_batch", "isolated_ms"),
+    *("shared_ms", "oxygen_ms", "reuse_share", "batching_share", "completion_s", "expected_completion_s"),
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, frames=12)
+    add_common(parser, frames=24)
     parser.add_argument("--new-tokens", type=integers, default=[1, 5, 10, 20, 30], help="tokens of a text (N)")
     parser.add_argument("--k", type=positive, default=5, help="decode rounds a frame")
-    parser.add_argument("--baseline-frames", type=positive, default=None, help="frames of each baseline")
+    parser.add_argument(
+        "--baseline-frames",
+        type=positive,
+        default=None,
+        help="frames of each baseline (default: a quarter, at least 3)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,7 +56,7 @@ def condense(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     taken = ("new_tokens", "k", "num_steps", "prefill_ms", "vision_ms", "act_ms", "round_ms", "mean_batch", "speedup")
     row = {key: oxygen[key] for key in (*taken, "frame_ms", "frame_ms_spread", "ideal_frame_ms")}
     row["alone_round_ms"] = shared["round_ms"]
-    row["isolated_ms"], row["shared_ms"] = isolated["frame_ms"], shared["frame_ms"]
+    row["isolated_ms"], row["shared_ms"], row["oxygen_ms"] = (r["frame_ms"] for r in (isolated, shared, oxygen))
     row["reuse_share"] = round((isolated["frame_ms"] - shared["frame_ms"]) / isolated["frame_ms"], 4)
     row["batching_share"] = round((shared["frame_ms"] - oxygen["frame_ms"]) / isolated["frame_ms"], 4)
     row["completion_s"] = oxygen["answer_age_s"]
@@ -75,6 +68,8 @@ def condense(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def draw(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
     """What an OxyGen frame is made of, beside the isolated frame."""
+    from oxygen.bench.plot import legend
+
     axes = figure.subplots()
     labels = [str(r["new_tokens"]) for r in rows]
     bottom = [0.0] * len(rows)
@@ -87,6 +82,6 @@ def draw(figure: Any, rows: Sequence[dict[str, Any]]) -> None:
         axes.bar(labels, values, bottom=bottom, color=colour, label=name, width=0.5)
         bottom = [b + v for b, v in zip(bottom, values, strict=True)]
     axes.plot(labels, [r["isolated_ms"] for r in rows], "ks", label="isolated frame")
-    axes.set_xlabel("tokens of a text, N")
-    axes.set_ylabel("ms per frame")
-    axes.legend()
+    axes.set_xlabel(f"tokens of a text, N (k = {max(r['k'] for r in rows)})")
+    axes.set_ylabel("OxyGen's frame, ms, by stage")
+    legend(figure, axes, 4)

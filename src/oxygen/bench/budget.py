@@ -22,21 +22,9 @@ from oxygen.engine.engine import Engine
 from oxygen.tickets.record import StepRecord
 
 COLUMNS = (
-    ("budget", "budget"),
-    ("camera_hz", "camera Hz"),
-    ("frames_per_s", "frames/s"),
-    ("replaced", "replaced"),
-    ("action_ready_ms_p50", "ready p50"),
-    ("action_ready_ms_p99", "p99"),
-    ("late_share", "late"),
-    ("tokens_per_s", "tok/s"),
-    ("texts_done", "texts done"),
-    ("texts_refused", "refused"),
-    ("mean_batch", "batch"),
-    ("rounds_per_frame", "rounds/frame"),
-    ("ttft_ms", "ttft"),
-    ("answer_age_frames", "age fr"),
-    ("answer_age_s", "age s"),
+    *("budget", "camera_hz", "frames_per_s", "replaced", "action_ready_ms_p50", "action_ready_ms_p99", "late_share"),
+    *("tokens_per_s", "texts_done", "texts_refused", "mean_batch", "rounds_per_frame", "ttft_ms"),
+    *("answer_age_frames", "answer_age_s"),
 )
 
 WARM_UP = 10
@@ -68,6 +56,7 @@ def run(args: argparse.Namespace) -> int:
     camera_hz = args.camera_hz or choose_rate(run, rooms)
     run.report.config["camera_hz"] = round(camera_hz, 3)
     budgets = (args.budgets or f"fixed:1,fixed:5,fixed:20,rate:{camera_hz:.3f},idle").split(",")
+    run.expect(len(budgets) * (WARM_UP + args.frames + 1) / camera_hz, f"{len(budgets)} budgets")
     with progress("budget", len(budgets) * args.frames) as advance:
         for budget in budgets:
             rooms.clear()
@@ -100,12 +89,13 @@ def choose_rate(run: Run, rooms: Rooms) -> float:
 
 def film(run: Run, probe: Probe, budget: str, camera_hz: float, advance: Any) -> Log:
     """An engine with a thread of its own; frames come by the clock, whatever it does."""
-    args, log = run.args, Log()
+    args, log, frames = run.args, Log(), run.setup.frames()
     config = EngineConfig(budget=budget, keep_context_s=0.0, max_waiting_texts=args.max_texts)
-    engine = Engine(probe, BenchProcessor(run.setup.frames()), config)
+    engine = Engine(probe, BenchProcessor(frames), config)
     engine.subscribe(log.records.append)
     engine.start()
-    period, task = 1.0 / camera_hz, ActionTask(num_steps=args.num_steps, seed=0)
+    period = 1.0 / camera_hz
+    task = ActionTask("all" if frames.readers else "action", num_steps=args.num_steps, seed=0)
     started = time.monotonic()
     for i in range(WARM_UP + args.frames):
         time.sleep(max(0.0, started + i * period - time.monotonic()))
@@ -147,12 +137,13 @@ def row_of(budget: str, camera_hz: float, log: Log, args: argparse.Namespace) ->
 
 
 def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
-    left, right = figure.subplots(1, 2)
+    left, right = figure.subplots(1, 2, sharey=True)
     names = [r["budget"] for r in rows]
-    left.barh(names, [r["frames_per_s"] for r in rows], color="#c0392b")
+    left.bar_label(left.barh(names, [r["frames_per_s"] for r in rows], color="#c0392b"), fmt="%.3g", padding=4)
     left.axvline(rows[0]["camera_hz"], color="black", linewidth=1)
     left.set_xlabel("frames per second (line: camera)")
-    right.barh(names, [r["tokens_per_s"] for r in rows], color="#5b8db8")
+    right.bar_label(right.barh(names, [r["tokens_per_s"] for r in rows], color="#5b8db8"), fmt="%.4g", padding=4)
     right.set_xlabel("tokens per second")
+    left.invert_yaxis()
     for axes in (left, right):
-        axes.invert_yaxis()
+        axes.margins(x=0.2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,27 +14,6 @@ from oxygen.bench.measure import Lane, alternate, num_steps_of
 from oxygen.bench.report import Report, progress
 from oxygen.bench.setup import Setup
 from oxygen.bench.shapes import SHAPES
-
-LANES: dict[str, tuple[tuple[str, str], ...]] = {
-    "frame": (
-        ("mode", "mode"),
-        ("k", "k"),
-        ("frame_ms", "frame ms"),
-        ("ideal_frame_ms", "ideal"),
-        ("action_ready_ms_p50", "ready p50"),
-        ("action_ready_ms_p99", "p99"),
-        ("action_hz", "H/T"),
-        ("frames_per_s", "frames/s"),
-        ("tokens_per_s", "tok/s"),
-        ("ttft_ms", "ttft"),
-        ("mean_batch", "batch"),
-        ("answer_age_frames", "age fr"),
-        ("answer_age_s", "age s"),
-        ("management_share", "mgmt"),
-        ("speedup", "x"),
-    )
-}
-"""Columns of the printed tables that several benchmarks share."""
 
 
 def integers(written: str) -> list[int]:
@@ -60,16 +39,39 @@ def positive(written: str) -> int:
     return number
 
 
-def add_common(parser: argparse.ArgumentParser, *, model: str = "pi05-tiny", frames: int = 40) -> None:
+class Parser(argparse.ArgumentParser):
+    """Says the default of every option that has one."""
+
+    def add_argument(self, *names: Any, **options: Any) -> argparse.Action:
+        default = options.get("default")
+        if default not in (None, "", False, argparse.SUPPRESS) and options.get("help") is not argparse.SUPPRESS:
+            shown = ",".join(map(str, default)) if isinstance(default, list | tuple) else default
+            options["help"] = f"{options.get('help', '')} (default: {shown})".strip()
+        return super().add_argument(*names, **options)
+
+
+def add_common(
+    parser: argparse.ArgumentParser, *, model: str = "pi05-tiny", dtype: str = "float32", frames: int = 40
+) -> None:
     """The options that every benchmark takes."""
+    add_place(parser, model=model, dtype=dtype)
+    parser.add_argument(
+        "--num-steps", type=positive, help="flow steps of an action chunk (S; default: the model's own)"
+    )
+    parser.add_argument("--frames", type=positive, default=frames, help="frames measured per point, after the warm-up")
+    parser.add_argument(
+        "--out", type=Path, default=None, help="folder for CSV, JSON, Markdown and figures (default: none)"
+    )
+
+
+def add_place(parser: argparse.ArgumentParser, *, model: str, dtype: str) -> None:
+    """What is measured, and where."""
     parser.add_argument("--model", default=model, help="a preset (random weights) or a checkpoint folder")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"))
+    parser.add_argument("--dtype", default=dtype, choices=("float32", "bfloat16"), help="of weights and K and V")
     parser.add_argument("--robot", default="libero", choices=tuple(SHAPES), help="shape of a frame")
-    parser.add_argument("--num-steps", type=positive, default=10, help="flow steps of an action chunk")
     parser.add_argument("--threads", type=positive, default=None, help="of a CPU (default: torch's choice)")
-    parser.add_argument("--frames", type=positive, default=frames, help="frames measured per point, after the warm-up")
-    parser.add_argument("--out", type=Path, default=None, help="folder for CSV, JSON, Markdown and figures")
+    parser.add_argument("--estimate", action="store_true", help="say how long it would take, and stop")
 
 
 @dataclass(slots=True)
@@ -93,21 +95,33 @@ class Run:
                 between=between,
             )
 
+    def expect(self, seconds: float, what: str = "") -> None:
+        """Say how long the run will take. Raises Estimated where nothing else was asked for."""
+        self.report.expect(seconds, self.args.estimate, what)
+
 
 def begin(name: str, args: argparse.Namespace, **more: Any) -> Run:
     """Read the common options, look at the machine, open the report. more: further entries of its configuration."""
-    setup = Setup(args.model, args.device, args.dtype, args.robot, args.num_steps, args.threads)
+    setup = Setup(args.model, args.device, args.dtype, args.robot, args.num_steps or 0, args.threads, _experts(args))
+    args.num_steps = setup.steps()
+    setup = replace(setup, num_steps=args.num_steps)
     if args.threads is not None:
         from oxygen.bench.torch.device import set_threads
 
         set_threads(args.threads)
-    shape, spec = setup.shape(), setup.spec()
+    shape = setup.shape()
     config = asdict(setup) | {
         "horizon": shape.horizon,
         "num_cameras": shape.num_cameras,
-        "context_len": shape.context_len(spec.tokens_per_image),
-        "num_parameters": spec.num_parameters(),
+        "context_len": setup.frames().context_len,
+        "num_parameters": setup.spec().num_parameters(),
         "frames": args.frames,
     }
     config.pop("threads")
-    return Run(setup, Report(name, config | more, Machine.begin(args.device, args.dtype), args.out), args)
+    machine = Machine.begin(args.device, args.dtype)
+    return Run(setup, Report(name, config | more, machine, getattr(args, "command", ""), args.out), args)
+
+
+def _experts(args: argparse.Namespace) -> tuple[str, ...]:
+    """`--experts` where a benchmark has it."""
+    return tuple(name for name in getattr(args, "experts", "").split(",") if name)

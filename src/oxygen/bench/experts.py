@@ -35,21 +35,8 @@ SIDE, PROMPT_LEN = 256, 116
 MARKS_LEN, QUESTION_LEN = 5, 12
 OBSERVED = Observation(images={})
 COLUMNS = (
-    ("num_experts", "E"),
-    ("prompts", "prompts"),
-    ("new_tokens", "N"),
-    ("k", "k"),
-    ("frame_ms", "frame ms"),
-    ("ideal_frame_ms", "ideal"),
-    ("isolated_ms", "isolated"),
-    ("speedup", "x"),
-    ("action_hz", "H/T"),
-    ("tokens_per_s", "tok/s"),
-    ("mean_batch", "batch"),
-    ("management_share", "mgmt"),
-    ("prefill_ms", "prefill"),
-    ("act_ms", "act"),
-    ("round_ms", "round"),
+    *("num_experts", "prompts", "new_tokens", "k", "frame_ms", "ideal_frame_ms", "isolated_ms", "speedup"),
+    *("action_hz", "tokens_per_s", "mean_batch", "management_share", "prefill_ms", "act_ms", "round_ms"),
 )
 _frame_keys = itertools.count(1)
 
@@ -208,6 +195,20 @@ class Bench:
         return 1e3 * (self.clock() - started)
 
 
+def expected_s(bench: Bench, args: argparse.Namespace, num_experts: int) -> float:
+    """Seconds of the whole table, from one frame of its first point."""
+    n, k = min(args.text_lengths), min(args.rounds)
+    probe = bench.measure(n, k, 1, 1)
+    total = 0.0
+    for new_tokens, rounds in itertools.product(args.text_lengths, args.rounds):
+        frame_ms = probe["frame_ms"] + (rounds - k) * probe["round_ms"]
+        # A frame, and its stages once more; the frames before the balance; the isolated ones.
+        frames = warm_up_frames(new_tokens, rounds) + 1 + 2 * args.frames
+        total += frames * frame_ms + max(2, args.frames // 3) * probe["isolated_ms"] * (1 + new_tokens / n) / 2
+    # Each further expert makes both about as much longer again as its chunk takes.
+    return total / 1e3 * sum(1 + i * probe["act_ms"] / probe["frame_ms"] for i in range(num_experts))
+
+
 def run(args: argparse.Namespace) -> int:
     """The table: E from 2 to all experts and the language one, every length, every budget."""
     from oxygen.runtime.torch.open import open_runner
@@ -218,7 +219,8 @@ def run(args: argparse.Namespace) -> int:
     prompts_name = "identical" if args.identical_prompt else "own tails"
     config = {"model": args.model, "dtype": args.dtype, "device": args.device, "experts": list(names)}
     config |= {"prompts": prompts_name, "prompt_len": PROMPT_LEN, "frames": args.frames}
-    report = Report("frame_experts", config, Machine.begin(args.device, args.dtype), args.out)
+    command = getattr(args, "command", "")
+    report = Report("frame_experts", config, Machine.begin(args.device, args.dtype), command, args.out)
     report.note(f"random weights; the experts' prompts: {prompts_name}")
     rows_needed = 2 * max(expected_batch(n, k) for n in args.text_lengths for k in args.rounds) + 2
     for count in range(1, len(names) + 1):
@@ -237,6 +239,8 @@ def run(args: argparse.Namespace) -> int:
         runner.warm_up()
         report.config[f"num_parameters_{count + 1}"] = spec.num_parameters()
         bench = Bench(runner, Prompts.make(spec, args.identical_prompt))
+        if count == 1:
+            report.expect(expected_s(bench, args, len(names)), args.estimate)
         for new_tokens, k in itertools.product(args.text_lengths, args.rounds):
             point = bench.measure(new_tokens, min(k, new_tokens), args.frames, max(2, args.frames // 3))
             report.rows.append({"num_experts": count + 1, "prompts": prompts_name} | point)

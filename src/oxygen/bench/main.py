@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import json
+import shlex
 import sys
 from collections.abc import Sequence
 from importlib import import_module
 
+from oxygen.bench.command import Parser
+from oxygen.bench.report import Estimated
 from oxygen.core.errors import InvalidInput, OxygenError
 
 BENCHES = {
@@ -47,9 +51,16 @@ def run_bench(name: str, arguments: Sequence[str]) -> int:
     if name not in BENCHES:
         raise InvalidInput("bench", f"one of {', '.join(BENCHES)}", repr(name))
     module = import_module(f"oxygen.bench.{_MODULES.get(name, name)}")
-    parser = argparse.ArgumentParser(prog=f"oxygen bench {name}", description=module.__doc__)
+    keep = argparse.RawDescriptionHelpFormatter
+    parser = Parser(prog=f"oxygen bench {name}", description=module.__doc__, formatter_class=keep)
     module.add_arguments(parser)
-    return int(module.run(parser.parse_args(arguments)))
+    args = parser.parse_args(arguments)
+    args.command = shlex.join(["oxygen", "bench", name, *arguments])
+    try:
+        return int(module.run(args))
+    except Estimated as estimated:
+        print(json.dumps({"bench": name, "command": args.command, "expected_s": round(estimated.seconds, 1)}))
+        return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ import argparse
 from typing import Any
 
 from oxygen.bench.command import add_common, begin, integers
+from oxygen.bench.estimate import Prices
 from oxygen.bench.measure import Row, frame_row, put, steady_lane
 from oxygen.bench.modes import Oxygen
 from oxygen.bench.probe import Rooms
@@ -13,19 +14,14 @@ from oxygen.bench.probe import Rooms
 PARTS = ("plan", "deliver", "rounds", "commit", "deliver_text", "rest")
 """plan: also admission and freed rows. rounds: tokens taken between decode rounds. rest: submitting, ticket, record."""
 COLUMNS = (
-    ("live_texts", "live texts"),
-    ("k", "k"),
-    ("frame_ms", "frame ms"),
-    ("management_ms", "management ms"),
-    ("management_ms_spread", "spread"),
-    ("management_share", "share"),
-    *((f"{part}_ms", part) for part in PARTS),
-    ("kv_bytes_copied", "KV bytes copied"),
+    *("live_texts", "k", "frame_ms", "management_ms", "management_ms_spread", "management_share"),
+    *(f"{part}_ms" for part in PARTS),
+    "kv_bytes_copied",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, frames=60)
+    add_common(parser, frames=100)
     parser.add_argument("--live", type=integers, default=[6, 30], help="live texts, with commas")
     parser.add_argument("--k", type=integers, default=[1, 5], help="decode rounds a frame, with commas")
 
@@ -36,10 +32,12 @@ def run(args: argparse.Namespace) -> int:
     room = sum(live + 1 for live, _ in points)
     tail_len = max(live * k for live, k in points)
     rooms = Rooms(run.setup.open(max_contexts=room, max_texts=room, tail_len=tail_len))
+    prices = Prices.measure(rooms, run.setup.frames())
     engines = [
         Oxygen(rooms.take(live + 1, live + 1), run.setup.frames(), args.num_steps, k, rooms.clock) for live, k in points
     ]
     lanes = [steady_lane(engine, live * k, args.frames) for engine, (live, k) in zip(engines, points, strict=True)]
+    run.expect(prices.lanes_s(lanes, args.num_steps), f"{len(points)} points")
     run.alternate("management", lanes)
     for engine, lane, (live, k) in zip(engines, lanes, points, strict=True):
         engine.close()
@@ -55,13 +53,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def draw(figure: Any, rows: list[Row]) -> None:
+    from oxygen.bench.plot import legend
+
     axes = figure.subplots()
     names = [f"{r['live_texts']:.0f} live, k = {r['k']}" for r in rows]
     left = [0.0] * len(rows)
     for part in PARTS:
         values = [r[f"{part}_ms"] for r in rows]
-        axes.barh(names, values, left=left, label=part)
+        axes.barh(names, values, left=left, label=part.replace("_", " "))
         left = [a + b for a, b in zip(left, values, strict=True)]
     axes.invert_yaxis()
-    axes.set_xlabel("ms per frame outside the runner")
-    axes.legend()
+    axes.set_xlabel("time of a frame outside the model, ms")
+    legend(figure, axes)

@@ -5,11 +5,12 @@ from __future__ import annotations
 
 import argparse
 import multiprocessing
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
 from oxygen.bench.command import add_common, begin, integers, positive
-from oxygen.bench.costs import DTYPE_BYTES
+from oxygen.bench.families import DTYPE_BYTES
 from oxygen.bench.machine import resident_bytes
 from oxygen.bench.measure import expected_batch, put, steady_lane
 from oxygen.bench.meter import Energy
@@ -22,17 +23,8 @@ from oxygen.core.errors import OxygenError, Refused
 
 MIB = 2**20
 COLUMNS = (
-    ("mode", "mode"),
-    ("k", "k"),
-    ("context_rows", "context rows"),
-    ("peak_mib", "peak MiB"),
-    ("loaded_mib", "once loaded"),
-    ("weights_mib", "weights"),
-    ("contexts_mib", "contexts"),
-    ("over_isolated_mib", "over isolated"),
-    ("frame_ms", "frame ms"),
-    ("power_w", "W"),
-    ("joules_per_frame", "J/frame"),
+    *("mode", "k", "context_rows", "peak_mib", "loaded_mib", "weights_mib", "contexts_mib", "over_isolated_mib"),
+    *("frame_ms", "power_w", "joules_per_frame"),
 )
 
 
@@ -44,13 +36,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    run = begin("memory", args, new_tokens=args.new_tokens, rounds=args.rounds)
+    meter = Energy(args.device).name
+    run = begin("memory", args, new_tokens=args.new_tokens, rounds=args.rounds, energy_meter=meter or "none")
     report, setup = run.report, run.setup
     wanted: list[tuple[str, int | None]] = [("isolated", None), ("shared", None)]
     for k in args.rounds:
         wanted += [("upper_bound", k), ("oxygen", k)]
     with progress("memory", len(wanted) + 1) as advance:
-        for mode, k in wanted:
+        began = time.perf_counter()
+        for i, (mode, k) in enumerate(wanted):
+            if i == 1:  # opening the model takes most of the time, and every mode opens it
+                run.expect(len(wanted) * (time.perf_counter() - began), f"{len(wanted)} more processes")
             report.rows.append(measure_apart(setup, mode, k, args.new_tokens, args.frames))
             advance(1)
         if not args.no_parallel and (row := measure_pair(setup, args, report.note)):
@@ -60,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     for row in report.rows:
         row["weights_mib"] = round((2 if row["mode"] == "parallel" else 1) * weights / MIB, 1)
         row["over_isolated_mib"] = round((row["peak_bytes"] - report.rows[0]["peak_bytes"]) / MIB, 1)
-    if all(row["joules_per_frame"] is None for row in report.rows):
+    if meter is None:
         report.note("this machine has no energy meter that this user may read (RAPL, NVML): power is not reported")
     report.figure("peaks", lambda figure: draw(figure, report.rows))
     report.finish(COLUMNS, f"memory: {args.model} {args.dtype}, N = {args.new_tokens}")
@@ -95,7 +91,7 @@ def _measure(link: Connection, setup: Setup, name: str, k: int | None, new_token
         link.send(str(error))
         return
     rooms = Rooms(runner)
-    probe, frames, steps = rooms.take(rows, rows), setup.frames(), setup.num_steps
+    probe, frames, steps = rooms.take(rows, rows), setup.frames(), setup.steps()
     modes: dict[str, Any] = {"isolated": Isolated, "shared": Shared, "upper_bound": UpperBound, "oxygen": Oxygen}
     mode: Mode = modes[name](probe, frames, steps) if k is None else modes[name](probe, frames, steps, k)
     loaded = resident_bytes()
@@ -119,7 +115,7 @@ def measure_pair(setup: Setup, args: argparse.Namespace, tell: Any) -> dict[str,
     if pair is None:
         return None
     try:
-        mode = Parallel(pair, setup.num_steps, variants(pair.cores)[0])
+        mode = Parallel(pair, setup.steps(), variants(pair.cores)[0])
         mode.frame((args.new_tokens,))
         energy = Energy(setup.device)
         samples = [mode.frame((args.new_tokens,)) for _ in range(args.frames)]
@@ -141,12 +137,9 @@ def _row(mode: str, k: int | None, frames_ms: list[float], energy: Energy, num_f
 
 
 def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
-    from oxygen.bench.plot import COLOURS, NAMES
+    from oxygen.bench import plot
 
     axes = figure.subplots()
-    names = [NAMES[r["mode"]] + (f", k = {r['k']}" if r["k"] else "") for r in rows]
-    axes.barh(names, [r["peak_mib"] for r in rows], color=[COLOURS[r["mode"]] for r in rows])
+    names = plot.bars(axes, rows, "peak_mib", "peak memory of a process of its own, MiB")
     axes.plot([r["weights_mib"] for r in rows], names, "k|", markersize=14, label="weights")
-    axes.invert_yaxis()
-    axes.set_xlabel("peak memory, MiB")
-    axes.legend()
+    plot.legend(figure, axes)

@@ -18,6 +18,13 @@ class Energy:
         self._started = time.perf_counter()
         self._before = self._read()
 
+    @property
+    def name(self) -> str | None:
+        """The meter that is read, None without one."""
+        if self._before is None:
+            return None
+        return "NVML" if self._nvml is not None else "RAPL"
+
     def joules(self) -> float | None:
         after = self._read()
         return None if after is None or self._before is None or after < self._before else after - self._before

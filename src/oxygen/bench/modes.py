@@ -13,19 +13,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-import numpy as np
-
 from oxygen.bench.probe import Probe, VerbTimes
 from oxygen.bench.processor import BenchProcessor
 from oxygen.bench.shapes import Frames
 from oxygen.core.config import EngineConfig
 from oxygen.core.inputs import ContextInputs
-from oxygen.core.plan import ActItem, DecodeItem, PrefillItem
+from oxygen.core.plan import DecodeItem, PrefillItem
 from oxygen.core.tasks import ActionTask, Observation, Sampling, TextTask
 from oxygen.engine.engine import Engine
 from oxygen.tickets.record import StepRecord
 
 GREEDY = Sampling()
+Readers = tuple[tuple[str, tuple[int, ...]], ...]
 _frame_keys = itertools.count(1_000_000)
 _observed = Observation(images={})
 
@@ -77,9 +76,8 @@ class OneByOne:
     def __init__(
         self, probe: Probe, frames: Frames, num_steps: int, clock: Callable[[], float] = time.perf_counter
     ) -> None:
-        self._probe, self._frames, self._num_steps, self._clock = probe, frames, num_steps, clock
-        shape = (probe.limits.horizon, probe.limits.action_dim)
-        self._noise = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
+        self._probe, self._frames, self._clock = probe, frames, clock
+        self._chunks = frames.chunks(probe.limits, 0, num_steps)
 
     def frame(self, lengths: Sequence[int]) -> FrameSample:
         self._probe.take()
@@ -98,13 +96,13 @@ class OneByOne:
     def act(self) -> ContextInputs:
         """Prefill the next frame and make its actions."""
         inputs = self._frames.make()
-        self.prefill(inputs)
-        self._probe.act([ActItem(0, 0, 0, inputs.num_tokens, "action", self._num_steps, self._noise)])
+        self.prefill(inputs, self._frames.readers)
+        self._probe.act(self._chunks)
         return inputs
 
-    def prefill(self, inputs: ContextInputs) -> None:
+    def prefill(self, inputs: ContextInputs, readers: Readers = ()) -> None:
         """Write a context anew, pictures and all: isolated tasks know nothing of each other."""
-        self._probe.prefill([PrefillItem(0, 0, inputs, next(_frame_keys))])
+        self._probe.prefill([PrefillItem(0, 0, inputs, next(_frame_keys), readers)])
 
     def text(self, inputs: ContextInputs, length: int) -> float:
         """Make one text of the frame; returns when its first token was there."""
@@ -209,7 +207,7 @@ class Oxygen:
     ) -> None:
         self.k = k
         self._probe, self._clock = probe, clock
-        self._task = ActionTask(num_steps=num_steps, seed=0)
+        self._task = ActionTask("all" if frames.readers else "action", num_steps=num_steps, seed=0)
         config = EngineConfig(budget=f"fixed:{k}", keep_context_s=0.0, max_waiting_texts=0)
         self._time = OwnTime(clock)
         self.engine = Engine(probe, BenchProcessor(frames), config, clock=self._time)

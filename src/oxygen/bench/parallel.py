@@ -130,13 +130,14 @@ def open_pair(setup: Setup, tail_len: int, tell: Callable[[str], None]) -> Pair 
 
 def _serve(link: Connection, setup: Setup, role: str, tail_len: int) -> None:
     """A child's life: open, say so, do frames until the pipe is closed."""
-    from oxygen.bench.torch.device import peak_bytes, set_threads
+    from oxygen.bench.torch.device import peak_bytes, reset_peak, set_threads
 
     try:
         rooms = Rooms(setup.open(max_contexts=1, max_texts=1, tail_len=tail_len))
     except OxygenError as error:
         link.send(_Refusal(str(error)))
         return
+    reset_peak(setup.device)  # opening is no part of a frame's work
     link.send("ready")
     worker: Isolated | None = None
     made_for = -1

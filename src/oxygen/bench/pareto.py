@@ -6,19 +6,25 @@ import argparse
 from typing import Any
 
 from oxygen.bench import plot
-from oxygen.bench.command import LANES, add_common, begin, integers, positive
+from oxygen.bench.command import add_common, begin, integers, positive
 from oxygen.bench.stand import Point
 from oxygen.bench.sweep import sweep
+from oxygen.bench.words import FRAME
 
 MODES = ("isolated", "parallel", "oxygen")
-COLUMNS = (("new_tokens", "N"), *LANES["frame"])
+COLUMNS = ("new_tokens", *FRAME)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, frames=12)
+    add_common(parser, frames=24)
     parser.add_argument("--rounds", type=integers, default=[1, 5, 10], help="decode rounds a frame (k)")
     parser.add_argument("--new-tokens", type=integers, default=[5, 10, 20, 30, 50], help="tokens of a text (N)")
-    parser.add_argument("--baseline-frames", type=positive, default=None, help="frames of each baseline")
+    parser.add_argument(
+        "--baseline-frames",
+        type=positive,
+        default=None,
+        help="frames of each baseline (default: a quarter, at least 3)",
+    )
     parser.add_argument("--no-parallel", action="store_true", help="leave the two-process baseline out")
 
 
@@ -41,6 +47,9 @@ def draw(figure: Any, rows: list[dict[str, Any]]) -> None:
     for shade, k in zip(plot.shades(len(ks)), ks, strict=True):
         points = sorted((r["tokens_per_s"], r["action_hz"]) for r in rows if r["mode"] == "oxygen" and r["k"] == k)
         axes.plot(*zip(*points, strict=True), marker="o", color=shade, label=f"OxyGen, k = {k}")
-    axes.set_xlabel("text, tokens per second")
+    axes.set_xlabel("text, tokens per second (at each point: N, the tokens of a text)")
     axes.set_ylabel("actions per second, H/T")
-    axes.legend()
+    for r in rows:
+        at = (r["tokens_per_s"], r["action_hz"])
+        axes.annotate(str(r["new_tokens"]), at, (4, 4), textcoords="offset points", fontsize="x-small")
+    plot.legend(figure, axes)

@@ -23,16 +23,36 @@ NAMES = {
 }
 
 
-def draw(path: Path, paint: Callable[[Any], None], size: tuple[float, float] = (6.4, 4.0)) -> str:
+def draw(path: Path, paint: Callable[[Any], None], title: str) -> str:
     """Let `paint` draw on a figure and save it; returns what is missing, or an empty string."""
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return f"{path.name}: not drawn, matplotlib is missing (pip install 'oxygen-vla[bench]')"
-    figure = Figure(figsize=size, layout="constrained")
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    figure.suptitle(title, fontsize="medium")
     paint(figure)
     figure.savefig(path, dpi=140)
     return ""
+
+
+def legend(figure: Any, axes: Any, columns: int = 3) -> None:
+    """Below the axes: it never lies on what is drawn."""
+    marks, names = axes.get_legend_handles_labels()
+    figure.legend(marks, names, loc="outside lower center", ncols=columns, frameon=False)
+
+
+def bars(axes: Any, rows: Sequence[Mapping[str, Any]], key: str, label: str) -> list[str]:
+    """A bar for every mode, with its value, and its spread where there is one; returns the names of the bars."""
+    names = [NAMES[r["mode"]] + (f", k = {r['k']}" if r["k"] else "") for r in rows]
+    spreads = [(r.get(f"{key}_spread") or 0) / 2 for r in rows]
+    drawn = axes.barh(names, [r[key] for r in rows], color=[COLOURS[r["mode"]] for r in rows], xerr=spreads)
+    axes.bar_label(drawn, [f"{r[key]:.4g}" for r in rows], padding=4, fontsize="small")
+    axes.margins(x=0.15)
+    axes.set_xlim(left=0)
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+    return names
 
 
 def lines(

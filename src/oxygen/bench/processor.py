@@ -40,8 +40,9 @@ class BenchProcessor:
         self._frames = frames
 
     def encode(self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask]) -> ModelInputs:
-        task = EncodedTask(0)
-        return ModelInputs((self._frames.make(),), (task,) * len(actions), (task,) * len(texts))
+        tails = dict(self._frames.readers)
+        acting = tuple(EncodedTask(0, tails.get(task.expert, ())) for task in actions)
+        return ModelInputs((self._frames.make(),), acting, (EncodedTask(0),) * len(texts), self._frames.state)
 
     def encode_text(self, inputs: ModelInputs, text: TextTask) -> EncodedTask | None:
         return EncodedTask(0)

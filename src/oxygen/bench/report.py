@@ -17,17 +17,34 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from oxygen.bench.machine import Machine, commit
+from oxygen.bench.words import cautions, filled, heading, legend
 
 Row = Mapping[str, Any]
+TABLE_WIDTH = 240
+
+
+class Estimated(Exception):
+    """The benchmark was only asked how long it takes. seconds: its answer."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"{seconds:.0f} s")
+        self.seconds = seconds
+
+
+def minutes(seconds: float) -> str:
+    """`40 s`, `3 min 20 s`."""
+    whole = round(seconds)
+    return f"{whole} s" if whole < 60 else f"{whole // 60} min {whole % 60} s"
 
 
 @dataclass(slots=True)
 class Report:
-    """One benchmark's results. columns: what the printed table shows, (key, heading); the files hold everything."""
+    """One benchmark's results. The printed table shows chosen columns (keys of `words.WORDS`), the files hold all."""
 
     bench: str
     config: dict[str, Any]
     machine: Machine
+    command: str = ""
     out: Path | None = None
     rows: list[dict[str, Any]] = field(default_factory=list)
     extra: dict[str, Any] = field(default_factory=dict)
@@ -39,6 +56,13 @@ class Report:
         self.notes.append(text)
         print(text, file=sys.stderr)
 
+    def expect(self, seconds: float, is_asked: bool, what: str = "") -> None:
+        """Say how long the run will take. Raises Estimated where only that was asked."""
+        self.extra["expected_s"] = round(seconds, 1)
+        print(f"{self.bench}: {what + ', ' if what else ''}about {minutes(seconds)}", file=sys.stderr)
+        if is_asked:
+            raise Estimated(seconds)
+
     def figure(self, name: str, draw: Callable[[Any], None]) -> None:
         """Draw a figure with matplotlib into the folder, if there is one; says what is missing otherwise."""
         if self.out is None:
@@ -47,24 +71,31 @@ class Report:
 
         self.out.mkdir(parents=True, exist_ok=True)
         path = self.out / f"{self.bench}_{name}.png"
-        missing = plot.draw(path, draw)
+        said = (self.config.get(key) for key in ("model", "dtype", "robot"))
+        missing = plot.draw(path, draw, f"{self.bench}: {', '.join(str(part) for part in said if part)}")
         if missing:
             self.note(missing)
         else:
             self.figures.append(path)
 
-    def finish(self, columns: Sequence[tuple[str, str]], title: str = "") -> dict[str, Any]:
-        """Print the table, write the files, print the line of JSON; returns what the line holds."""
+    def finish(self, columns: Sequence[str], title: str = "") -> dict[str, Any]:
+        """Print the table and its legend, write the files, print the line of JSON; returns what the line holds."""
+        for caution in cautions(self.rows):
+            self.note(caution)
+        columns = filled(columns, self.rows)
         record = {
             "bench": self.bench,
             "commit": commit(),
+            "command": self.command,
             "machine": self.machine.end(),
             "config": self.config,
             "rows": self.rows,
             **self.extra,
             "notes": self.notes,
         }
-        Console(width=None if sys.stdout.isatty() else 220).print(table(self.rows, columns, title or self.bench))
+        # As wide as the table is: a narrow terminal wraps lines, which is better than figures cut off.
+        Console(width=TABLE_WIDTH).print(table(self.rows, columns, title or self.bench))
+        print("\n".join(f"  {line}" for line in legend(columns, self.rows)))
         if self.out is not None:
             self.out.mkdir(parents=True, exist_ok=True)
             write_csv(self.out / f"{self.bench}.csv", self.rows)
@@ -75,12 +106,12 @@ class Report:
         return record
 
 
-def table(rows: Sequence[Row], columns: Sequence[tuple[str, str]], title: str) -> Table:
+def table(rows: Sequence[Row], columns: Sequence[str], title: str) -> Table:
     made = Table(title=title, title_justify="left")
-    for _, heading in columns:
-        made.add_column(heading, justify="right", no_wrap=True)
+    for key in columns:
+        made.add_column(heading(key), justify="right", no_wrap=True)
     for row in rows:
-        made.add_row(*(shown(row.get(key)) for key, _ in columns))
+        made.add_row(*(shown(row.get(key)) for key in columns))
     return made
 
 
@@ -105,19 +136,20 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
-def markdown(record: Mapping[str, Any], columns: Sequence[tuple[str, str]], figures: Sequence[str]) -> str:
-    """One section of a report: what ran where, the table, the notes, the figures."""
-    machine = record["machine"]
+def markdown(record: Mapping[str, Any], columns: Sequence[str], figures: Sequence[str]) -> str:
+    """One section of a report: what ran where, the table, its legend, the notes, the figures."""
+    machine, rows = record["machine"], record["rows"]
     config = ", ".join(f"{key} {value}" for key, value in record["config"].items() if value is not None)
-    lines = [f"## {record['bench']}", "", f"{config}.", ""]
+    lines = [f"## {record['bench']}", "", f"`{record['command']}`", "", f"{config}.", ""]
     lines.append(
         f"Commit {record['commit']}; {machine['cpu']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}, torch"
         f" {machine['torch']}, {machine['threads']} threads; other programs used {machine['load_during']} cores."
     )
-    lines += ["", "| " + " | ".join(h for _, h in columns) + " |", "|" + " ---: |" * len(columns)]
-    for row in record["rows"]:
-        lines.append("| " + " | ".join(shown(row.get(key)) for key, _ in columns) + " |")
+    lines += ["", "| " + " | ".join(map(heading, columns)) + " |", "|" + " ---: |" * len(columns)]
+    lines += ["| " + " | ".join(shown(row.get(key)) for key in columns) + " |" for row in rows]
     lines += ["", *(f"* {note}" for note in record["notes"])]
+    lines += ["", "<details><summary>What the columns mean</summary>", ""]
+    lines += [*(f"* {line}" for line in legend(columns, rows)), "", "</details>"]
     lines += [f"\n![{name}]({name})" for name in figures]
     return "\n".join(lines).rstrip() + "\n"
 

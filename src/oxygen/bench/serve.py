@@ -31,18 +31,9 @@ from oxygen.serving.server import BackgroundServer
 from oxygen.serving.settings import ServeSettings
 
 COLUMNS = (
-    ("mode", "mode"),
-    ("robots", "robots"),
-    ("in_process_ms_p50", "in process p50"),
-    ("websocket_ms_p50", "websocket p50"),
-    ("added_ms_p50", "added p50"),
-    ("added_ms_p99", "p99"),
-    ("action_ready_ms_p50", "ready p50"),
-    ("action_ready_ms_p99", "p99"),
-    ("slowest_robot_ms_p50", "slowest robot"),
-    ("fairness", "fairness"),
-    ("frames_per_s", "frames/s"),
-    ("tokens_per_s", "tok/s"),
+    *("mode", "robots", "in_process_ms_p50", "websocket_ms_p50", "added_ms_p50", "added_ms_p99"),
+    *("action_ready_ms_p50", "action_ready_ms_p99", "slowest_robot_ms_p50", "fairness", "frames_per_s"),
+    "tokens_per_s",
 )
 _WARM_UP = 20
 
@@ -99,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         _until_ready(engine)
         assert isinstance(engine.processor, Processor)
         observation = frame_of(engine.processor.robot)
+        run.expect(len(args.robots) * (args.seconds + 3) + 10, f"{len(args.robots)} numbers of robots")
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
             run.report.rows.append(added_latency(engine, observation, args.frames, pool))
             for robots in args.robots:

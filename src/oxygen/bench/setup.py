@@ -3,34 +3,34 @@ have it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
+from oxygen.bench.families import DTYPE_BYTES, PRESETS, family_of
 from oxygen.bench.shapes import SHAPES, Frames, Shape
 from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.core.errors import InvalidInput
 from oxygen.core.plan import Runner
-from oxygen.models.pi05.spec import PRESETS, Pi05Spec
-from oxygen.models.qwen3_vl.spec import PRESETS as QWEN3_VL
+from oxygen.layers.costs import StageCosts
 
 
 @dataclass(frozen=True, slots=True)
 class Setup:
-    """model: preset (random weights), shipped name or checkpoint folder. robot: a name of SHAPES. threads: of a CPU,
-    None for torch's choice."""
+    """model: preset (random weights), shipped name or checkpoint folder. robot: a name of SHAPES. num_steps: flow
+    steps, 0 for the model's own. threads: of a CPU, None for torch's choice. experts: the action experts of a preset
+    that can have several (none: its usual one)."""
 
     model: str = "pi05-tiny"
     device: str = "cpu"
     dtype: str = "float32"
     robot: str = "libero"
-    num_steps: int = 10
+    num_steps: int = 0
     threads: int | None = None
+    experts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.robot not in SHAPES:
             raise InvalidInput("robot", f"one of {', '.join(SHAPES)}", repr(self.robot))
-        if self.model in QWEN3_VL:
-            raise InvalidInput("model", f"one of {', '.join(PRESETS)}: Qwen3-VL has bench frame", repr(self.model))
         if self.model not in PRESETS and not resolve(self.model).exists():
             known = ", ".join((*PRESETS, *SHIPPED))
             raise InvalidInput("model", f"one of {known} or a checkpoint folder", f"{self.model!r:.80}")
@@ -39,41 +39,47 @@ class Setup:
     def is_preset(self) -> bool:
         return self.model in PRESETS
 
-    def spec(self) -> Pi05Spec:
+    def spec(self) -> Any:
         """Return the model's sizes: a preset takes its horizon from the robot, a checkpoint keeps its own."""
         if self.is_preset:
-            return replace(PRESETS[self.model], horizon=SHAPES[self.robot].horizon)
-        from oxygen.models.pi05.opening import read_pi05
+            preset = PRESETS[self.model]
+            return family_of(preset).sized(preset, SHAPES[self.robot], self.experts)
+        from oxygen.runtime.torch.families import read_folder
 
-        return read_pi05(self.model).spec
+        return read_folder(self.model).spec
+
+    def steps(self) -> int:
+        """Flow steps of a chunk."""
+        spec = self.spec()
+        return self.num_steps or family_of(spec).num_steps(spec)
 
     def shape(self) -> Shape:
         """Return the robot's shape, cut to what the model takes."""
-        spec, shape = self.spec(), SHAPES[self.robot]
-        return replace(
-            shape,
-            num_cameras=min(shape.num_cameras, spec.num_cameras),
-            prompt_len=min(shape.prompt_len, spec.max_token_len),
-            horizon=spec.horizon,
-        )
+        spec = self.spec()
+        return family_of(spec).fit(spec, SHAPES[self.robot])
 
     def frames(self, seed: int = 0) -> Frames:
         spec = self.spec()
-        return Frames(self.shape(), spec.vision.image_size, spec.tokens_per_image, spec.vocab_size, seed)
+        return family_of(spec).frames(spec, self.shape(), seed)
+
+    def costs(self) -> StageCosts:
+        """What the stages must at least do."""
+        spec = self.spec()
+        return family_of(spec).costs(spec, DTYPE_BYTES[self.dtype])
 
     def open(self, *, max_contexts: int, max_texts: int, tail_len: int) -> Runner:
         """Open a runner with this much room."""
         from oxygen.runtime.torch.open import open_runner
 
         spec = self.spec()
-        changes: dict[str, Any] = {"spec": {"horizon": spec.horizon}} if self.is_preset else {}
+        changes: dict[str, Any] = {"spec": family_of(spec).changes(spec)} if self.is_preset else {}
         return open_runner(
             self.model,
             device=self.device,
             dtype=self.dtype,
             max_contexts=max_contexts,
             max_texts=max_texts,
-            context_len=self.shape().context_len(spec.tokens_per_image),
+            context_len=self.frames().context_len,
             tail_len=tail_len,
             threads=self.threads,
             **changes,

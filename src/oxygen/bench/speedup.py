@@ -8,21 +8,27 @@ from collections.abc import Sequence
 from typing import Any
 
 from oxygen.bench import plot
-from oxygen.bench.command import LANES, add_common, begin, integers, positive
+from oxygen.bench.command import add_common, begin, integers, positive
 from oxygen.bench.stand import Point
 from oxygen.bench.sweep import sweep
+from oxygen.bench.words import FRAME
 
-COLUMNS = (("new_tokens", "N"), ("num_steps", "S"), *LANES["frame"])
+COLUMNS = ("new_tokens", "num_steps", *FRAME)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_common(parser, frames=10)
+    add_common(parser, frames=20)
     parser.add_argument("--rounds", type=integers, default=[1, 2, 5, 10, 30], help="decode rounds a frame (k)")
     parser.add_argument("--new-tokens", type=integers, default=[5, 10, 20, 30], help="tokens of a text (N)")
     parser.add_argument("--steps", type=integers, default=[5, 10, 20], help="flow steps (S)")
     parser.add_argument("--at-tokens", type=positive, default=30, help="N of the map over k and S")
     parser.add_argument("--at-rounds", type=positive, default=5, help="k of the map over N and S")
-    parser.add_argument("--baseline-frames", type=positive, default=None, help="frames of the isolated baseline")
+    parser.add_argument(
+        "--baseline-frames",
+        type=positive,
+        default=None,
+        help="frames of the isolated baseline (default: a quarter, at least 3)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,11 +55,11 @@ def speed(rows: Sequence[dict[str, Any]], n: int, k: int, s: int) -> float | Non
 def draw_maps(figure: Any, rows: Sequence[dict[str, Any]], args: argparse.Namespace) -> None:
     left, right = figure.subplots(1, 2)
     over_k = [[speed(rows, args.at_tokens, k, s) for s in args.steps] for k in args.rounds]
-    plot.heat(left, over_k, args.steps, args.rounds, f"N = {args.at_tokens}")
+    plot.heat(left, over_k, args.steps, args.rounds, f"times isolated, N = {args.at_tokens}")
     left.set_ylabel("k")
     lengths = sorted({*args.new_tokens, args.at_tokens})
     over_n = [[speed(rows, n, args.at_rounds, s) for s in args.steps] for n in lengths]
-    plot.heat(right, over_n, args.steps, lengths, f"k = {args.at_rounds}")
+    plot.heat(right, over_n, args.steps, lengths, f"times isolated, k = {args.at_rounds}")
     right.set_ylabel("N")
     for axes in (left, right):
         axes.set_xlabel("flow steps S")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,14 +20,8 @@ from oxygen.bench.report import progress
 from oxygen.bench.torch.device import allocated_bytes
 
 COLUMNS = (
-    ("cycle", "cycle"),
-    ("frame_ms", "mean frame ms"),
-    ("frame_ms_p50", "median"),
-    ("action_ready_ms_p50", "ready p50"),
-    ("live_max", "most live"),
-    ("tokens", "tokens"),
-    ("resident_bytes", "resident bytes"),
-    ("device_bytes", "device bytes"),
+    *("cycle", "frame_ms_mean", "frame_ms_p50", "action_ready_ms_p50", "live_max", "tokens", "resident_bytes"),
+    "device_bytes",
 )
 
 
@@ -43,10 +38,12 @@ def run(args: argparse.Namespace) -> int:
     run = begin("stability", args, k=args.k, most_live=live, longest_text=longest, cycle=CYCLE)
     runner = run.setup.open(max_contexts=live + 1, max_texts=live, tail_len=longest)
     mode = Oxygen(Rooms(runner).take(live + 1, live), run.setup.frames(), args.num_steps, args.k)
-    book = Book(args.frames)
+    book, began = Book(args.frames), time.perf_counter()
     with progress("stability", len(arrivals)) as advance:
         for i, lengths in enumerate(arrivals):
             sample = mode.frame(lengths)
+            if i == CYCLE:
+                run.expect(args.frames * (time.perf_counter() - began) / CYCLE, "after a cycle of warm-up")
             if i >= CYCLE:  # the first cycle is the warm-up
                 book.write(i - CYCLE, sample, args.device)
             advance(1)
@@ -102,7 +99,7 @@ class Book:
             rows.append(
                 {
                     "cycle": i,
-                    "frame_ms": round(float(self.frame_ms[part].mean()), 4),
+                    "frame_ms_mean": round(float(self.frame_ms[part].mean()), 4),
                     "frame_ms_p50": round(float(np.median(self.frame_ms[part])), 4),
                     "action_ready_ms_p50": round(float(np.median(self.ready_ms[part])), 4),
                     "management_ms": round(float(np.median(self.management_ms[part])), 4),
@@ -150,8 +147,8 @@ def draw(figure: Any, book: Book, rows: Sequence[dict[str, Any]]) -> None:
     above.set_ylabel("live texts")
     below.plot(book.frame_ms, linewidth=0.3, color="#bbbbbb")
     middle = [(r["cycle"] + 0.5) * CYCLE for r in rows]
-    below.plot(middle, [r["frame_ms"] for r in rows], color="#c0392b", label="average of a cycle")
-    below.set_ylim(0, 3 * max(r["frame_ms"] for r in rows))
+    below.plot(middle, [r["frame_ms_mean"] for r in rows], color="#c0392b", label="average of a cycle")
+    below.set_ylim(0, 3 * max(r["frame_ms_mean"] for r in rows))
     below.set_ylabel("frame time, ms")
     below.set_xlabel("frame")
-    below.legend()
+    below.legend(loc="upper right")

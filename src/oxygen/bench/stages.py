@@ -8,10 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 from oxygen.bench.shapes import Frames
-from oxygen.core.plan import ActItem, DecodeItem, PrefillItem, Runner
+from oxygen.core.plan import DecodeItem, PrefillItem, Runner
 from oxygen.core.tasks import Sampling
 
 _frame_keys = itertools.count(2_000_000)
@@ -19,11 +17,13 @@ _frame_keys = itertools.count(2_000_000)
 
 @dataclass(slots=True)
 class StageTimes:
-    """Milliseconds, one entry per measurement. round_ms by (batch, rounds in one call). prefill contains vision."""
+    """Milliseconds, one entry per measurement. round_ms by (batch, rounds in one call). prefill contains vision.
+    act_ms: all experts, by flow steps; expert_ms: each of them, by name."""
 
     prefill_ms: list[float] = field(default_factory=list)
     vision_ms: list[float] = field(default_factory=list)
     act_ms: dict[int, list[float]] = field(default_factory=dict)
+    expert_ms: dict[str, list[float]] = field(default_factory=dict)
     round_ms: dict[tuple[int, int], list[float]] = field(default_factory=dict)
 
 
@@ -46,7 +46,6 @@ class StageMeter:
     ) -> None:
         self._runner, self._frames, self._clock = runner, frames, clock
         self._row, self._tail, self._new_tokens = context_row, first_tail, new_tokens
-        self._noise = np.zeros((runner.limits.horizon, runner.limits.action_dim), dtype=np.float32)
         self._timings: Any = getattr(runner, "timings", None)
         self.times = StageTimes()
         self.contexts: list[tuple[int, int]] = []
@@ -70,7 +69,7 @@ class StageMeter:
             context_len = self._prefill()
             contexts = [*self.contexts, (self._row, context_len)]
             for steps in num_steps:
-                self.times.act_ms.setdefault(steps, []).append(self._act(context_len, steps))
+                self.times.act_ms.setdefault(steps, []).append(self._act(steps))
             for batch, count in rounds:
                 self.times.round_ms.setdefault((batch, count), []).append(self._rounds(contexts, batch, count))
         finally:
@@ -80,16 +79,21 @@ class StageMeter:
     def _prefill(self) -> int:
         inputs = self._frames.make()
         self._runner.forget([self._row], [])
-        self.times.prefill_ms.append(
-            self._timed(lambda: self._runner.prefill([PrefillItem(0, self._row, inputs, next(_frame_keys))]))
-        )
+        item = PrefillItem(0, self._row, inputs, next(_frame_keys), self._frames.readers)
+        self.times.prefill_ms.append(self._timed(lambda: self._runner.prefill([item])))
         if self._timings is not None:
             self.times.vision_ms.append(1e3 * self._timings.stages["vision"].last_s)
         return inputs.num_tokens
 
-    def _act(self, context_len: int, num_steps: int) -> float:
-        item = ActItem(0, 0, self._row, context_len, "action", num_steps, self._noise)
-        return self._timed(lambda: self._runner.act([item]))
+    def _act(self, num_steps: int) -> float:
+        """Milliseconds of all chunks, one after another; each right after the prefill whose hidden states it may
+        read."""
+        total = 0.0
+        for item in self._frames.chunks(self._runner.limits, self._row, num_steps):
+            taken = self._timed(lambda item=item: self._runner.act([item]))  # type: ignore[misc]
+            self.times.expert_ms.setdefault(item.expert, []).append(taken)
+            total += taken
+        return total
 
     def _rounds(self, contexts: Sequence[tuple[int, int]], batch: int, count: int) -> float:
         """Milliseconds of one round of `batch` texts of all ages, `count` rounds in one call."""

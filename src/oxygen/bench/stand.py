@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from oxygen.bench.command import Run
+from oxygen.bench.estimate import Prices
 from oxygen.bench.measure import (
     Lane,
     expected_batch,
@@ -122,10 +123,20 @@ class Stand:
             clock=self.rooms.clock,
         )
 
+    def expected_s(self, prices: Prices) -> float:
+        """Seconds that `measure` will take."""
+        stages = prices.stages_s(self._calls(), self.point.num_steps) if self.meter is not None else 0.0
+        return prices.lanes_s(self.lanes, self.point.num_steps) + (self.num_few + 1) * stages
+
+    def _calls(self) -> list[tuple[int, int]]:
+        """(batch, rounds) of the decode calls that are timed by themselves."""
+        point = self.point
+        return sorted({*((point.batch(k), min(k, point.new_tokens)) for k in point.rounds), (1, self._alone_rounds)})
+
     def measure(self, title: str, beside: Callable[[], object] = lambda: None) -> None:
         """Run all lanes; between them, as often as a baseline's turn comes, the stages by themselves (and `beside`)."""
         point, meter, clock_turns = self.point, self.meter, max(lane.num_frames for lane in self.lanes)
-        wanted = sorted({*((point.batch(k), min(k, point.new_tokens)) for k in point.rounds), (1, self._alone_rounds)})
+        wanted = self._calls()
 
         def between(turn: int) -> None:
             if meter is None:
@@ -160,12 +171,24 @@ class Stand:
             parallel[0]["peak_bytes"] = self.pair.peak_bytes()
             parallel[0]["variants"] = {r.get("label", ""): r["frame_ms"] for r in parallel}
         rows = [r for r in rows if r["mode"] != "parallel" or r is parallel[0]]
+        for row in rows:
+            if row["mode"] == "oxygen":
+                self._check_steady(row)
         if self.meter is not None:
             for row in rows:
                 self._add_stages(row, self.meter.times)
         if rows and rows[0]["mode"] == "isolated":
             speedups(rows, rows[0])
         return rows
+
+    def _check_steady(self, row: dict[str, Any]) -> None:
+        """Write the batch that a steady state has, N/k, and warn where another one was measured."""
+        row["steady_batch"] = round(row["new_tokens"] / min(row["k"], row["new_tokens"]), 3)
+        if abs(row["mean_batch"] / row["steady_batch"] - 1) > 0.02:
+            self.run.report.note(
+                f"caution: N = {row['new_tokens']}, k = {row['k']}: {row['mean_batch']} texts decoded together, a"
+                f" steady state has {row['steady_batch']}"
+            )
 
     def _add_stages(self, row: dict[str, Any], times: StageTimes) -> None:
         """Write the stage times into a row, and the ideal frame they make."""

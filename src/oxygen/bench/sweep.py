@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from oxygen.bench.command import Run
+from oxygen.bench.estimate import Prices
 from oxygen.bench.parallel import open_pair
 from oxygen.bench.probe import Rooms
 from oxygen.bench.stand import Point, Stand, room_for
@@ -19,8 +20,10 @@ def sweep(run: Run, points: Sequence[Point]) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     try:
         rooms = Rooms(run.setup.open(**room))
-        for i, point in enumerate(points):
-            stand = Stand(run, rooms, point, pair)
+        prices = Prices.measure(rooms, run.setup.frames())
+        stands = [Stand(run, rooms, point, pair) for point in points]
+        run.expect(sum(stand.expected_s(prices) for stand in stands), f"{len(points)} points")
+        for i, (stand, point) in enumerate(zip(stands, points, strict=True)):
             stand.measure(f"{run.report.bench} {i + 1}/{len(points)}: N = {point.new_tokens}, S = {point.num_steps}")
             rows += stand.rows()
     finally:

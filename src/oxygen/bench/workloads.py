@@ -12,19 +12,16 @@ import numpy as np
 
 from oxygen.bench import arrivals
 from oxygen.bench.arrivals import Arrivals
-from oxygen.bench.command import LANES, Run, add_common, begin, numbers, positive
+from oxygen.bench.command import Run, add_common, begin, numbers, positive
+from oxygen.bench.estimate import Prices
 from oxygen.bench.measure import Lane, Row, frame_row
 from oxygen.bench.modes import Isolated, Oxygen
 from oxygen.bench.probe import Rooms
 
 COLUMNS = (
-    ("workload", "workload"),
-    ("mode", "mode"),
-    ("k", "k"),
-    ("texts_per_frame", "texts/frame"),
-    ("frame_ms", "frame ms"),
-    ("frame_ms_mean", "mean"),
-    *[c for c in LANES["frame"] if c[0] not in ("mode", "k", "frame_ms", "ideal_frame_ms")],
+    *("workload", "mode", "k", "texts_per_frame", "frame_ms_mean", "action_ready_ms_p50", "action_ready_ms_p99"),
+    *("tokens_per_s", "ttft_ms", "mean_batch", "live_texts", "answer_age_frames", "answer_age_s", "management_share"),
+    "speedup",
 )
 
 
@@ -57,33 +54,39 @@ def run(args: argparse.Namespace) -> int:
     most = max(arrivals.max_live(pattern, args.k) for pattern in made.values())
     longest = max(args.new_tokens, args.long)
     rooms = Rooms(run.setup.open(max_contexts=most + 2, max_texts=most + 1, tail_len=longest))
-    for name, pattern in made.items():
-        run.report.rows += measure(run, rooms, name, pattern, args.k, longest)
+    prices = Prices.measure(rooms, run.setup.frames())
+    prepared = {name: prepare(run, rooms, pattern, args.k, longest) for name, pattern in made.items()}
+    total = sum(prices.lanes_s(lanes, args.num_steps) for lanes in prepared.values())
+    run.expect(total, f"{len(made)} workloads")
+    for name, lanes in prepared.items():
+        run.report.rows += measure(run, name, lanes)
     run.report.figure("rates", lambda figure: draw(figure, run.report.rows))
     run.report.finish(COLUMNS, f"workloads: {args.model} {args.dtype}, k = {args.k}, N = {args.new_tokens}")
     return 0
 
 
-def measure(run: Run, rooms: Rooms, name: str, pattern: Arrivals, k: int, longest: int) -> list[Row]:
+def prepare(run: Run, rooms: Rooms, pattern: Arrivals, k: int, longest: int) -> list[Lane]:
     """Isolated and OxyGen on the same arrivals; the frames before the balance count for neither."""
     rooms.clear()
     frames, steps = run.setup.frames(), run.setup.num_steps
     live, skipped = arrivals.max_live(pattern, k), arrivals.warm_up_frames(longest, k)
     engine = Oxygen(rooms.take(live + 1, max(1, live)), frames, steps, k, rooms.clock)
-    lanes = [
-        Lane(Isolated(rooms.take(1, 1), frames, steps, rooms.clock), pattern[skipped:], run.args.frames, warm_up=0),
+    isolated = Isolated(rooms.take(1, 1), frames, steps, rooms.clock)
+    return [
+        Lane(isolated, pattern[skipped:], run.args.frames, warm_up=0),
         Lane(engine, pattern, run.args.frames, warm_up=skipped),
     ]
+
+
+def measure(run: Run, name: str, lanes: Sequence[Lane]) -> list[Row]:
     run.alternate(f"workloads: {name}", lanes)
-    engine.close()
-    rows = [
-        frame_row(lane, new_tokens=run.args.new_tokens, num_steps=steps, horizon=rooms.runner.limits.horizon)
-        for lane in lanes
-    ]
+    lanes[1].mode.close()
+    steps, horizon = run.setup.num_steps, run.setup.spec().horizon
+    rows = [frame_row(lane, new_tokens=run.args.new_tokens, num_steps=steps, horizon=horizon) for lane in lanes]
     for lane, row in zip(lanes, rows, strict=True):
         seconds = [s.frame_s for s in lane.samples]
         row["workload"] = name
-        row["texts_per_frame"] = round(float(np.mean([len(lengths) for lengths in pattern[skipped:]])), 3)
+        row["texts_per_frame"] = round(float(np.mean([len(lengths) for lengths in lanes[0].arrivals])), 3)
         row["frame_ms_mean"] = round(1e3 * float(np.mean(seconds)), 3)
         # Frames differ here: what matters is the sum, not the frame in the middle.
         row["tokens_per_s"] = round(sum(s.verbs.tokens for s in lane.samples) / math.fsum(seconds), 3)
@@ -94,7 +97,7 @@ def measure(run: Run, rooms: Rooms, name: str, pattern: Arrivals, k: int, longes
 
 def draw(figure: Any, rows: Sequence[Row]) -> None:
     """Mean frame time of both modes, by workload."""
-    from oxygen.bench.plot import COLOURS, NAMES
+    from oxygen.bench.plot import COLOURS, NAMES, legend
 
     axes = figure.subplots()
     names = list(dict.fromkeys(r["workload"] for r in rows))
@@ -103,5 +106,5 @@ def draw(figure: Any, rows: Sequence[Row]) -> None:
         axes.barh([i + offset for i in range(len(names))], values, 0.4, color=COLOURS[mode], label=NAMES[mode])
     axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
-    axes.set_xlabel("mean frame time, ms")
-    axes.legend()
+    axes.set_xlabel("mean frame time, ms (uniform, poisson: texts a frame)")
+    legend(figure, axes)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from statistics import median
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from oxygen.bench.costs import Ceilings
+from oxygen.layers.costs import Ceilings
 from oxygen.layers.torch.linear import PackedLinear, can_pack
-from oxygen.models.pi05.spec import Pi05Spec
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 VECTOR_BYTES = 256 * 2**20
@@ -63,7 +63,7 @@ class CeilingMeter:
     """
 
     @torch.inference_mode()
-    def __init__(self, spec: Pi05Spec, num_tokens: int, dtype: str, device: str) -> None:
+    def __init__(self, spec: Any, num_tokens: int, dtype: str, device: str) -> None:
         kind, t, v = DTYPES[dtype], spec.trunk, spec.vision
         shapes = [(t.width, 2 * t.mlp_width), (t.mlp_width, t.width), (v.width, v.mlp_width)]
         products = [Product(num_tokens, a, b, kind, device) for a, b in shapes]
