@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oxygen.layers.torch import native
+
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _ROWS_HINT = 16
 
@@ -32,23 +34,30 @@ class PackedLinear:
     with another tensor is not: done in place on the result it is as fast, and the library call for it is dearer.
     """
 
-    __slots__ = ("_product", "bias", "weight")
+    __slots__ = ("_few", "_product", "bias", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS_HINT)
+        weight = weight.detach().contiguous()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         self.bias = None if bias is None else bias.detach()
         self._product = torch.ops.mkldnn._linear_pointwise.default  # naming the overload halves the cost of a call
+        self._few = native.few_rows(weight, self.weight) if bias is None else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x.contiguous(), self.weight, self.bias, "none", [], "")
+        return self._of(x, 0, "none", "")
 
     def gelu(self, x: Tensor) -> Tensor:
         """GELU (tanh form) of the product."""
-        return self._product(x.contiguous(), self.weight, self.bias, "gelu", [], "tanh")
+        return self._of(x, 1, "gelu", "tanh")
 
     def silu(self, x: Tensor) -> Tensor:
         """SiLU of the product."""
-        return self._product(x, self.weight, self.bias, "swish", [], "")
+        return self._of(x, 2, "swish", "")
+
+    def _of(self, x: Tensor, code: int, activation: str, form: str) -> Tensor:
+        if self._few is not None and x.shape[0] <= native.MOST_ROWS:
+            return self._few(x, code)
+        return self._product(x.contiguous(), self.weight, self.bias, activation, [], form)
 
 
 class Linear(nn.Module):
