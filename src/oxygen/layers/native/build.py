@@ -19,7 +19,7 @@ from pathlib import Path
 
 log = logging.getLogger(__name__)
 
-SOURCES = ("passes.cpp", "products.cpp", "lanes.h")
+SOURCES = ("attention.cpp", "passes.cpp", "products.cpp", "lanes.h")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 BUILD_SECONDS = 120
 SWITCH = "OXYGEN_NATIVE"
@@ -110,15 +110,15 @@ class Rows(ctypes.Structure):
     )
 
 
-class Round(ctypes.Structure):
-    """One decode round: what stays the same over its layers. texts: [num_texts, 4] int64, context row and length,
-    tail row and the tail position that gets written."""
+class Call(ctypes.Structure):
+    """Who attends to what in one call: the same over its layers. places: [num_places, 4] int64, each a context row and
+    length, then a tail row and the tail position that gets written (decode), or 0 and the number of tokens (act)."""
 
     _fields_ = (
         ("contexts", Rows),
         ("tails", Rows),
-        ("texts", ctypes.c_void_p),
-        ("num_texts", ctypes.c_int64),
+        ("places", ctypes.c_void_p),
+        ("num_places", ctypes.c_int64),
         ("num_heads", ctypes.c_int64),
         ("kv_heads", ctypes.c_int64),
         ("head_dim", ctypes.c_int64),
@@ -126,12 +126,26 @@ class Round(ctypes.Structure):
     )
 
 
+class Tokens(ctypes.Structure):
+    """q [tokens, heads, head_dim], k and v [tokens, kv heads, head_dim] with strides between tokens; out is dense."""
+
+    _fields_ = (
+        ("q", ctypes.c_void_p),
+        ("k", ctypes.c_void_p),
+        ("v", ctypes.c_void_p),
+        ("out", ctypes.c_void_p),
+        ("q_stride", ctypes.c_int64),
+        ("k_stride", ctypes.c_int64),
+        ("v_stride", ctypes.c_int64),
+    )
+
+
 def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     pointer, integer, flag = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
     library.oxygen_rms_norm.argtypes = (flag, pointer, pointer, pointer, pointer, integer, integer, ctypes.c_float)
     library.oxygen_rotate.argtypes = (flag, pointer, pointer, pointer, integer, integer, integer, integer)
-    library.oxygen_decode.argtypes = (ctypes.POINTER(Round), integer, pointer, pointer, pointer, pointer, pointer)
-    library.oxygen_product.argtypes = (flag, pointer, pointer, pointer, integer, integer, integer, flag)
+    library.oxygen_attend.argtypes = (pointer, pointer, integer, flag)
+    library.oxygen_product.argtypes = (flag, *[pointer] * 5, *[integer] * 4)
     library.oxygen_rms_norm.restype = library.oxygen_rotate.restype = library.oxygen_product.restype = None
-    library.oxygen_decode.restype = library.oxygen_has_bfloat16_products.restype = flag
+    library.oxygen_attend.restype = library.oxygen_has_bfloat16_products.restype = flag
     return library

@@ -9,7 +9,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <type_traits>
 #include <vector>
 
 #ifdef __AVX512BF16__
@@ -72,23 +71,42 @@ void multiply(const uint32_t* weights, const uint32_t* x, float* totals, int64_t
     for (int v = 0; v < V; ++v) store(totals + row * kTile + v * kLanes, sums[row][v]);
 }
 
-// One tile of outputs. x [groups][units][R], the last group padded.
+// One product, out = activation(x · weights) · (x · factor) + residual. factor and residual may be null.
+// activation: 0 none, 1 GELU (tanh form), 2 SiLU.
+struct Product {
+  const void* weights;
+  const void* factor;
+  const void* x;
+  const void* residual;
+  void* out;
+  int64_t rows, in_width, out_width, activation;
+};
+
+// totals [rows][kTile] = x · weights for one tile. x [groups][units][R], the last group padded.
 template <typename Kind, int R>
-void tile(const uint32_t* weights, const uint32_t* x, typename Kind::Element* out, int64_t rows, int64_t units,
-          int64_t out_width, int64_t valid, int activation) {
+void tile(const uint32_t* weights, const uint32_t* x, int64_t rows, int64_t units, float* totals) {
   constexpr int V = R <= 6 ? 4 : 2;
-  float totals[kMostRows * kTile];
   std::fill_n(totals, (rows + R - 1) / R * R * kTile, 0.0f);
   for (int64_t first = 0; first < units; first += kChunk)
     for (int64_t row = 0; row < rows; row += R)
       for (int part = 0; part < kTile; part += V * kLanes)
         multiply<Kind, R, V>(weights + first * kTile + part, x + row * units + first * R, totals + row * kTile + part,
                              std::min<int64_t>(kChunk, units - first), row == 0);
-  for (int64_t row = 0; row < rows; ++row) {
-    typename Kind::Element done[kTile];
-    for (int i = 0; i < kTile; i += kLanes) store(done + i, activated(load(totals + row * kTile + i), activation));
-    std::memcpy(out + row * out_width, done, std::min<int64_t>(kTile, valid) * sizeof done[0]);
+}
+
+// Outputs `at` and the following of one row.
+template <typename Element>
+void finish(const Product& p, int64_t row, int64_t at, const float* totals, const float* factors) {
+  const int64_t count = std::min<int64_t>(kTile, p.out_width - at), place = row * p.out_width + at;
+  Element added[kTile] = {}, done[kTile];
+  if (p.residual != nullptr)
+    std::memcpy(added, static_cast<const Element*>(p.residual) + place, count * sizeof added[0]);
+  for (int i = 0; i < kTile; i += kLanes) {
+    Lanes y = activated(load(totals + i), static_cast<int>(p.activation));
+    if (factors != nullptr) y *= load(factors + i);
+    store(done + i, y + load(added + i));
   }
+  std::memcpy(static_cast<Element*>(p.out) + place, done, count * sizeof done[0]);
 }
 
 // x [rows][units] as [groups][units][R], for some of the units: rows that lie a power of two apart would meet in the
@@ -101,43 +119,44 @@ inline void interleave(const uint32_t* x, uint32_t* to, int64_t rows, int R, int
 }
 
 template <typename Kind, int R>
-void product(const uint32_t* weights, const uint32_t* x, typename Kind::Element* out, int64_t rows, int64_t units,
-             int64_t out_width, int activation) {
+void product(const Product& p) {
+  typedef typename Kind::Element Element;
   thread_local std::vector<uint32_t> buffer;
-  if (R > 1) buffer.resize(std::max<size_t>(buffer.size(), units * (rows + R)));
-  uint32_t* const inputs = buffer.data();
+  const int64_t units = p.in_width * sizeof(Element) / sizeof(uint32_t);
+  const auto* const x = static_cast<const uint32_t*>(p.x);
+  if (R > 1) buffer.resize(std::max<size_t>(buffer.size(), units * (p.rows + R)));
+  uint32_t* const interleaved = buffer.data();
+  const uint32_t* const inputs = R > 1 ? interleaved : x;
 #pragma omp parallel
   {
     if (R > 1) {
 #pragma omp for schedule(static)
       for (int64_t first = 0; first < units; first += kChunk)
-        interleave(x, inputs, rows, R, units, first, std::min<int64_t>(first + kChunk, units));
+        interleave(x, interleaved, p.rows, R, units, first, std::min<int64_t>(first + kChunk, units));
     }
+    float totals[kMostRows * kTile], factors[kMostRows * kTile];
 #pragma omp for schedule(static)
-    for (int64_t at = 0; at < out_width; at += kTile)
-      tile<Kind, R>(weights + at * units, R > 1 ? inputs : x, out + at, rows, units, out_width, out_width - at,
-                    activation);
+    for (int64_t at = 0; at < p.out_width; at += kTile) {
+      tile<Kind, R>(static_cast<const uint32_t*>(p.weights) + at * units, inputs, p.rows, units, totals);
+      if (p.factor != nullptr)
+        tile<Kind, R>(static_cast<const uint32_t*>(p.factor) + at * units, inputs, p.rows, units, factors);
+      for (int64_t row = 0; row < p.rows; ++row)
+        finish<Element>(p, row, at, totals + row * kTile, p.factor == nullptr ? nullptr : factors + row * kTile);
+    }
   }
 }
 
 template <typename Kind>
-void product_of(const void* weights, const void* x, void* out, int64_t rows, int64_t in_width, int64_t out_width,
-                int activation) {
-  typedef typename Kind::Element Element;
-  const int64_t units = in_width * sizeof(Element) / sizeof(uint32_t);
-  const int64_t groups = (rows + kGroup - 1) / kGroup, most = (rows + groups - 1) / groups;
-  const auto run = [&](auto size) {
-    product<Kind, decltype(size)::value>(static_cast<const uint32_t*>(weights), static_cast<const uint32_t*>(x),
-                                         static_cast<Element*>(out), rows, units, out_width, activation);
-  };
-  if (most <= 1) run(std::integral_constant<int, 1>());
-  else if (most <= 2) run(std::integral_constant<int, 2>());
-  else if (most <= 3) run(std::integral_constant<int, 3>());
-  else if (most <= 4) run(std::integral_constant<int, 4>());
-  else if (most <= 5) run(std::integral_constant<int, 5>());
-  else if (most <= 6) run(std::integral_constant<int, 6>());
-  else if (most <= 8) run(std::integral_constant<int, 8>());
-  else run(std::integral_constant<int, kGroup>());
+void product_of(const Product& p) {
+  const int64_t groups = (p.rows + kGroup - 1) / kGroup, most = (p.rows + groups - 1) / groups;
+  if (most <= 1) product<Kind, 1>(p);
+  else if (most <= 2) product<Kind, 2>(p);
+  else if (most <= 3) product<Kind, 3>(p);
+  else if (most <= 4) product<Kind, 4>(p);
+  else if (most <= 5) product<Kind, 5>(p);
+  else if (most <= 6) product<Kind, 6>(p);
+  else if (most <= 8) product<Kind, 8>(p);
+  else product<Kind, kGroup>(p);
 }
 
 }  // namespace
@@ -153,13 +172,13 @@ int oxygen_has_bfloat16_products() {
 #endif
 }
 
-// out [rows, out_width] = activation(x [rows, in_width] · weights). activation: 0 none, 1 GELU (tanh form), 2 SiLU.
-// rows: at most kMostRows. in_width: even for bfloat16.
-void oxygen_product(int is_bfloat16, const void* weights, const void* x, void* out, int64_t rows, int64_t in_width,
-                    int64_t out_width, int activation) {
-  if (!is_bfloat16) product_of<Single>(weights, x, out, rows, in_width, out_width, activation);
+// At most kMostRows rows, all dense. in_width: even for bfloat16.
+void oxygen_product(int is_bfloat16, const void* weights, const void* factor, const void* x, const void* residual,
+                    void* out, int64_t rows, int64_t in_width, int64_t out_width, int64_t activation) {
+  const Product p = {weights, factor, x, residual, out, rows, in_width, out_width, activation};
+  if (!is_bfloat16) product_of<Single>(p);
 #ifdef __AVX512BF16__
-  if (is_bfloat16) product_of<Pair>(weights, x, out, rows, in_width, out_width, activation);
+  if (is_bfloat16) product_of<Pair>(p);
 #endif
 }
 }

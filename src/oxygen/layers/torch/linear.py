@@ -15,6 +15,8 @@ from oxygen.layers.torch import native
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _ROWS_HINT = 16
+ACTIVATIONS = {"none": ("none", ""), "gelu": ("gelu", "tanh"), "silu": ("swish", "")}
+"""oneDNN's names of what a product may take along, and their forms."""
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -30,8 +32,9 @@ class PackedLinear:
     """x @ weightᵀ + bias with `weight` in oneDNN's own layout. x is [N, in_width]; strided rows are copied first, for
     oneDNN would fall back to its reference code on them.
 
-    A GELU or SiLU is taken along in registers: alone it costs more than a third of the product. A sum or a product
-    with another tensor is not: done in place on the result it is as fast, and the library call for it is dearer.
+    A GELU or SiLU is taken along in registers: alone it costs more than a third of the product. oneDNN's sums and
+    products with another tensor are not used: done in place on the result they are as fast, and the call is dearer. Up
+    to MOST_ROWS rows compiled kernels (`native`) read the same packed weight, and they take those along.
     """
 
     __slots__ = ("_few", "_product", "bias", "weight")
@@ -43,21 +46,24 @@ class PackedLinear:
         self._product = torch.ops.mkldnn._linear_pointwise.default  # naming the overload halves the cost of a call
         self._few = native.few_rows(weight, self.weight) if bias is None else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._of(x, 0, "none", "")
-
-    def gelu(self, x: Tensor) -> Tensor:
-        """GELU (tanh form) of the product."""
-        return self._of(x, 1, "gelu", "tanh")
-
-    def silu(self, x: Tensor) -> Tensor:
-        """SiLU of the product."""
-        return self._of(x, 2, "swish", "")
-
-    def _of(self, x: Tensor, code: int, activation: str, form: str) -> Tensor:
+    def __call__(self, x: Tensor, activation: str = "none") -> Tensor:
+        """activation(x @ weightᵀ + bias); activation is a key of ACTIVATIONS."""
         if self._few is not None and x.shape[0] <= native.MOST_ROWS:
-            return self._few(x, code)
-        return self._product(x.contiguous(), self.weight, self.bias, activation, [], form)
+            return self._few(x, native.ACTIVATIONS[activation])
+        name, form = ACTIVATIONS[activation]
+        return self._product(x.contiguous(), self.weight, self.bias, name, [], form)
+
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + the map."""
+        if self._few is not None and x.shape[0] <= native.MOST_ROWS:
+            return self._few(x, residual=residual)
+        return self(x).add_(residual)
+
+    def gated(self, x: Tensor, activation: str, factor: PackedLinear) -> Tensor:
+        """activation(the map) · (another map of the same shape)."""
+        if self._few is not None and factor._few is not None and x.shape[0] <= native.MOST_ROWS:
+            return self._few(x, native.ACTIVATIONS[activation], factor._few)
+        return factor(x).mul_(self(x, activation))
 
 
 class Linear(nn.Module):
@@ -85,11 +91,11 @@ class Linear(nn.Module):
 
     def gelu(self, x: Tensor) -> Tensor:
         """GELU (tanh form) of the map."""
-        return F.gelu(self(x), approximate="tanh") if self.packed is None else self.packed.gelu(x)
+        return F.gelu(self(x), approximate="tanh") if self.packed is None else self.packed(x, "gelu")
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual [N, out_width] + the map."""
-        return residual + self(x) if self.packed is None else self.packed(x).add_(residual)
+        return residual + self(x) if self.packed is None else self.packed.add(x, residual)
 
     def pack(self) -> None:
         """Give up the plain weight for the packed one, where that is possible."""

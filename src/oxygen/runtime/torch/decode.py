@@ -22,7 +22,7 @@ from oxygen.core.errors import RequestFault
 from oxygen.core.plan import AfterRound, DecodeItem
 from oxygen.runtime.torch.attention import JointAttend, Scratch, TailAttend, TailSegment
 from oxygen.runtime.torch.decode_attention import DecodeAttend
-from oxygen.runtime.torch.native_decode import NativeDecodeAttend, decode_attend
+from oxygen.runtime.torch.native_attention import NativeAttend, decode_attend
 from oxygen.runtime.torch.graphs import Graphs, StaticRound, round_key
 from oxygen.runtime.torch.prefill import check_ids
 from oxygen.runtime.torch.runs import LiveText
@@ -60,7 +60,7 @@ class Round:
     texts: list[Live]
     tokens: Tensor
     sampling: SamplingRows
-    attend: DecodeAttend | NativeDecodeAttend | None = None
+    attend: DecodeAttend | NativeAttend | None = None
     positions: Tensor | None = None
     draws: Tensor | None = None
 
@@ -191,7 +191,7 @@ class Decode:
         attend, positions = self._eager_state(order)
         return self._trunk(tokens, positions, attend)
 
-    def _eager_state(self, order: Sequence[Live]) -> tuple[DecodeAttend | NativeDecodeAttend, Tensor]:
+    def _eager_state(self, order: Sequence[Live]) -> tuple[DecodeAttend | NativeAttend, Tensor]:
         attend = decode_attend(self._store, [t.place() for t in order])
         return attend, self._integers([self._next(t) for t in order])
 
