@@ -11,8 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from oxygen.layers.torch import native
+
 PACKED_DTYPES = (torch.float32, torch.bfloat16)
 _ROWS_HINT = 16
+ACTIVATIONS = {"none": ("none", ""), "gelu": ("gelu", "tanh"), "silu": ("swish", "")}
+"""oneDNN's names of what a product may take along, and their forms."""
 
 
 def can_pack(weight: Tensor) -> bool:
@@ -28,27 +32,38 @@ class PackedLinear:
     """x @ weightᵀ + bias with `weight` in oneDNN's own layout. x is [N, in_width]; strided rows are copied first, for
     oneDNN would fall back to its reference code on them.
 
-    A GELU or SiLU is taken along in registers: alone it costs more than a third of the product. A sum or a product
-    with another tensor is not: done in place on the result it is as fast, and the library call for it is dearer.
+    A GELU or SiLU is taken along in registers: alone it costs more than a third of the product. oneDNN's sums and
+    products with another tensor are not used: done in place on the result they are as fast, and the call is dearer. Up
+    to MOST_ROWS rows compiled kernels (`native`) read the same packed weight, and they take those along.
     """
 
-    __slots__ = ("_product", "bias", "weight")
+    __slots__ = ("_few", "_product", "bias", "weight")
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous(), _ROWS_HINT)
+        weight = weight.detach().contiguous()
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         self.bias = None if bias is None else bias.detach()
         self._product = torch.ops.mkldnn._linear_pointwise.default  # naming the overload halves the cost of a call
+        self._few = native.few_rows(weight, self.weight) if bias is None else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        return self._product(x.contiguous(), self.weight, self.bias, "none", [], "")
+    def __call__(self, x: Tensor, activation: str = "none") -> Tensor:
+        """activation(x @ weightᵀ + bias); activation is a key of ACTIVATIONS."""
+        if self._few is not None and x.shape[0] <= native.MOST_ROWS:
+            return self._few(x, native.ACTIVATIONS[activation])
+        name, form = ACTIVATIONS[activation]
+        return self._product(x.contiguous(), self.weight, self.bias, name, [], form)
 
-    def gelu(self, x: Tensor) -> Tensor:
-        """GELU (tanh form) of the product."""
-        return self._product(x.contiguous(), self.weight, self.bias, "gelu", [], "tanh")
+    def add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + the map."""
+        if self._few is not None and x.shape[0] <= native.MOST_ROWS:
+            return self._few(x, residual=residual)
+        return self(x).add_(residual)
 
-    def silu(self, x: Tensor) -> Tensor:
-        """SiLU of the product."""
-        return self._product(x, self.weight, self.bias, "swish", [], "")
+    def gated(self, x: Tensor, activation: str, factor: PackedLinear) -> Tensor:
+        """activation(the map) · (another map of the same shape)."""
+        if self._few is not None and factor._few is not None and x.shape[0] <= native.MOST_ROWS:
+            return self._few(x, native.ACTIVATIONS[activation], factor._few)
+        return factor(x).mul_(self(x, activation))
 
 
 class Linear(nn.Module):
@@ -76,11 +91,11 @@ class Linear(nn.Module):
 
     def gelu(self, x: Tensor) -> Tensor:
         """GELU (tanh form) of the map."""
-        return F.gelu(self(x), approximate="tanh") if self.packed is None else self.packed.gelu(x)
+        return F.gelu(self(x), approximate="tanh") if self.packed is None else self.packed(x, "gelu")
 
     def add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual [N, out_width] + the map."""
-        return residual + self(x) if self.packed is None else self.packed(x).add_(residual)
+        return residual + self(x) if self.packed is None else self.packed.add(x, residual)
 
     def pack(self) -> None:
         """Give up the plain weight for the packed one, where that is possible."""

@@ -34,7 +34,7 @@ class GatedMlp(nn.Module):
         """x [N, width] -> act(gate x) · up x, [N, mlp_width]: what the down map reads."""
         if self._packed is not None:
             gate, up = self._packed
-            return up(x).mul_(gate.gelu(x) if self.activation == "gelu" else gate.silu(x))
+            return gate.gated(x, self.activation, up)
         gate_x, up_x = self.gate_up(x).chunk(2, dim=-1)
         return (F.gelu(gate_x, approximate="tanh") if self.activation == "gelu" else F.silu(gate_x)) * up_x
 

@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 
+from oxygen.layers.torch import native
+
 
 def norm_floor(width: int, eps: float, device: torch.device | str | None = None) -> Tensor:
     """√(width · eps), the smallest length that `unit_rows` divides by."""
@@ -33,10 +35,12 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.empty(width, dtype=torch.float32, device=device))
         self.centre = centre
         self._root = math.sqrt(width)
-        self._floor = norm_floor(width, eps, device)
+        self._floor, self._length = norm_floor(width, eps, device), math.sqrt(width * eps)
         self._gain: Tensor | None = None
 
     def forward(self, x: Tensor) -> Tensor:
+        if self._gain is not None and native.takes(x):
+            return native.rms_norm(x, self._gain, None, self._length)
         gain = (self.centre + self.weight) * self._root if self._gain is None else self._gain
         return (unit_rows(x, self._floor) * gain).to(x.dtype)
 
@@ -47,4 +51,6 @@ class RMSNorm(nn.Module):
 
 def modulated_rms_norm(x: Tensor, gain: Tensor, shift: Tensor, floor: Tensor) -> Tensor:
     """Adaptive RMSNorm, unit_rows(x) · gain + shift; √width is in the gain. Both are float32, [width] or [N, width]."""
+    if gain.dim() == 1 and native.takes(x):
+        return native.rms_norm(x, gain, shift, float(floor))
     return torch.addcmul(shift, unit_rows(x, floor), gain).to(x.dtype)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from oxygen.layers.torch import native
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rope:
@@ -52,6 +54,8 @@ def apply_rope(x: Tensor, rope: Rope) -> Tensor:
 
 def apply_rope_to_neighbours(x: Tensor, rope: Rope) -> Tensor:
     """The same for heads in neighbour order. x must be contiguous along its last axis."""
+    if native.takes(x):
+        return native.rotate(x, rope.turns)
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * rope.turns).flatten(-2).to(x.dtype)
 

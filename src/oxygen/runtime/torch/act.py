@@ -11,9 +11,10 @@ import torch
 from oxygen.core.errors import RequestFault
 from oxygen.core.plan import ActItem
 from oxygen.layers.torch.context import Features, Reading
-from oxygen.runtime.torch.attention import ActAttend, Scratch
+from oxygen.runtime.torch.attention import Scratch
 from oxygen.runtime.torch.flow import action_positions, denoise
 from oxygen.runtime.torch.graphs import Graphs, StaticAct, act_key
+from oxygen.runtime.torch.native_attention import act_attend
 from oxygen.runtime.torch.store import Store
 
 FeaturesOf = dict[tuple[int, str], Features]
@@ -57,7 +58,8 @@ def _from_keys(
             return static.x.cpu().numpy().copy()
     x = noise.to(store.device, copy=True)
     first = torch.tensor([store.position(r, n) for r, n in zip(rows, lens, strict=True)], device=store.device)
-    reading = Reading(len(items), ActAttend(store, rows, lens, scratch), action_positions(first, x.shape[1]))
+    attend = act_attend(store, rows, lens, x.shape[1], scratch)
+    reading = Reading(len(items), attend, action_positions(first, x.shape[1]))
     return denoise(expert, expert.prepare(reading, num_steps), x, num_steps).cpu().numpy()
 
 

@@ -22,6 +22,7 @@ from oxygen.core.errors import RequestFault
 from oxygen.core.plan import AfterRound, DecodeItem
 from oxygen.runtime.torch.attention import JointAttend, Scratch, TailAttend, TailSegment
 from oxygen.runtime.torch.decode_attention import DecodeAttend
+from oxygen.runtime.torch.native_attention import NativeAttend, decode_attend
 from oxygen.runtime.torch.graphs import Graphs, StaticRound, round_key
 from oxygen.runtime.torch.prefill import check_ids
 from oxygen.runtime.torch.runs import LiveText
@@ -59,7 +60,7 @@ class Round:
     texts: list[Live]
     tokens: Tensor
     sampling: SamplingRows
-    attend: DecodeAttend | None = None
+    attend: DecodeAttend | NativeAttend | None = None
     positions: Tensor | None = None
     draws: Tensor | None = None
 
@@ -191,8 +192,8 @@ class Decode:
         attend, positions = self._eager_state(order)
         return self._trunk(tokens, positions, attend)
 
-    def _eager_state(self, order: Sequence[Live]) -> tuple[DecodeAttend, Tensor]:
-        attend = DecodeAttend(self._store, [t.place() for t in order])
+    def _eager_state(self, order: Sequence[Live]) -> tuple[DecodeAttend | NativeAttend, Tensor]:
+        attend = decode_attend(self._store, [t.place() for t in order])
         return attend, self._integers([self._next(t) for t in order])
 
     def _next(self, text: Live) -> int:
@@ -216,7 +217,7 @@ class Decode:
             keep.append(len(ids) - 1)
         attend: Any = TailAttend(self._store, segments, self._scratch)
         if single:
-            attend = JointAttend(DecodeAttend(self._store, [t.place() for t in single]), len(single), attend)
+            attend = JointAttend(decode_attend(self._store, [t.place() for t in single]), len(single), attend)
         x = self._model.embed_tokens(self._integers(ids))
         return self._model.trunk(x, self._model.rope(self._integers(positions)), attend, self._integers(keep))
 
