@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 
 import oxygen
+from oxygen.layers.native.build import state
 
 BUSY_CORES = 0.15
 """Other programs using more than this disturb a measurement: threads that wait for each other wait for the slowest."""
@@ -123,6 +124,7 @@ class Machine:
             "cores": os.cpu_count(),
             "gpu": self.gpu,
             "torch": torch_version(),
+            "kernels": state(),
             "dtype": self.dtype,
             "device": self.device,
             "threads": self.threads,

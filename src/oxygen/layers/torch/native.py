@@ -98,24 +98,24 @@ class FewRows:
 
 @torch.inference_mode()
 def few_rows(weight: Tensor, packed: Tensor) -> FewRows | None:
-    """`FewRows` of a weight [out, in] and its packed form, or None where the kernels or the expected layout are missing.
+    """`FewRows` of a weight [out, in] and its packed form; None where the kernels or the expected layout are missing.
 
     The layout is oneDNN's affair and may change, so the first and the last tile are compared with the weight.
     """
     out_width, in_width = weight.shape
-    num_tiles, size = -(-out_width // TILE), weight.element_size()
+    num_tiles, size, library = -(-out_width // TILE), weight.element_size(), kernels()
     per_input = 4 // size  # inputs that lie next to each other
-    if not takes(torch.empty(LANES, dtype=weight.dtype)) or in_width % per_input or not hasattr(torch.ops.mkldnn, "_nbytes"):
+    if library is None or in_width % per_input or not hasattr(torch.ops.mkldnn, "_nbytes"):
         return None
-    library = kernels()
-    if library is None or (size == 2 and not library.oxygen_has_bfloat16_products()):
+    if weight.dtype == torch.bfloat16 and not library.oxygen_has_bfloat16_products():
         return None
     if torch.ops.mkldnn._nbytes(packed) != num_tiles * TILE * in_width * size:
         return None
+    start = torch.ops.mkldnn.data_ptr(packed)
     for first in {0, (num_tiles - 1) * TILE}:
         rows = weight[first : first + TILE].reshape(-1, in_width // per_input, per_input).transpose(0, 1)
-        address = torch.ops.mkldnn.data_ptr(packed) + first * in_width * size
-        held = torch.frombuffer((ctypes.c_char * (TILE * in_width * size)).from_address(address), dtype=weight.dtype)
-        if not torch.equal(held.view(-1, TILE, per_input)[:, : rows.shape[1]], rows):
+        memory = (ctypes.c_char * (TILE * in_width * size)).from_address(start + first * in_width * size)
+        held = torch.frombuffer(memory, dtype=weight.dtype).view(-1, TILE, per_input)
+        if not torch.equal(held[:, : rows.shape[1]], rows):
             return None
-    return FewRows(torch.ops.mkldnn.data_ptr(packed), out_width, in_width, weight.dtype)
+    return FewRows(start, out_width, in_width, weight.dtype)

@@ -22,8 +22,8 @@ from oxygen.core.errors import RequestFault
 from oxygen.core.plan import AfterRound, DecodeItem
 from oxygen.runtime.torch.attention import JointAttend, Scratch, TailAttend, TailSegment
 from oxygen.runtime.torch.decode_attention import DecodeAttend
-from oxygen.runtime.torch.native_attention import NativeAttend, decode_attend
 from oxygen.runtime.torch.graphs import Graphs, StaticRound, round_key
+from oxygen.runtime.torch.native_attention import NativeAttend, decode_attend
 from oxygen.runtime.torch.prefill import check_ids
 from oxygen.runtime.torch.runs import LiveText
 from oxygen.runtime.torch.sampler import FAULTY, SamplingRows, sample

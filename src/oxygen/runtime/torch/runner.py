@@ -13,6 +13,7 @@ from oxygen.core.errors import InvalidInput, RequestFault
 from oxygen.core.plan import ActItem, AfterRound, DecodeItem, ExpertLimits, PrefillItem, RunnerLimits
 from oxygen.core.tasks import Sampling
 from oxygen.layers.experts import ExpertShape
+from oxygen.layers.native.build import state
 from oxygen.runtime.torch.act import run_chunks
 from oxygen.runtime.torch.attention import Scratch
 from oxygen.runtime.torch.decode import Decode
@@ -162,6 +163,7 @@ class TorchRunner:
             "dtype": str(self.dtype).removeprefix("torch."),
             "threads": torch.get_num_threads(),
             "graphs": self._graphs.state(),
+            "kernels": state() if self.device.type == "cpu" else "for CPUs only",
             "lookahead": self._decode.lookahead,
             "store_bytes": self.store.num_bytes(),
             "bytes_per_context": self._limits.bytes_per_context,
