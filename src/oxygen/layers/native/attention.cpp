@@ -75,10 +75,11 @@ void score(const T* q, int rows, const Keys<T>& keys, float* scores, int64_t col
     const int count = static_cast<int>(std::min<int64_t>(kLanes, keys.length - first));
     for (int row = 0; row < rows; ++row) {
       Lanes products[kLanes] = {};
-      if (count == kLanes)
-        for (int key = 0; key < kLanes; ++key) products[key] = dot<D>(q + row * D, keys.k + (first + key) * keys.k_stride);
+      const auto product = [&](int key) { return dot<D>(q + row * D, keys.k + (first + key) * keys.k_stride); };
+      if (count == kLanes)  // of a fixed number, so that all of them stay in registers
+        for (int key = 0; key < kLanes; ++key) products[key] = product(key);
       else
-        for (int key = 0; key < count; ++key) products[key] = dot<D>(q + row * D, keys.k + (first + key) * keys.k_stride);
+        for (int key = 0; key < count; ++key) products[key] = product(key);
       store(scores + row * columns + first, sums(products));
     }
   }
@@ -119,8 +120,10 @@ void gather(const float* weights, int64_t columns, const Keys<T>& keys, float* o
         high[row] = load(out + row * D + slice + kLanes);
       }
       for (int64_t j = first; j < last; ++j) {
-        for (int i = 0; i < 2 * kLanes; i += kLine / sizeof(T)) __builtin_prefetch(keys.v + (j + kBlock) * keys.v_stride + slice + i);
-        const Lanes v = load(keys.v + j * keys.v_stride + slice), w = load(keys.v + j * keys.v_stride + slice + kLanes);
+        const T* const here = keys.v + j * keys.v_stride + slice;
+        const T* const ahead = here + kBlock * keys.v_stride;
+        for (int i = 0; i < 2 * kLanes; i += kLine / sizeof(T)) __builtin_prefetch(ahead + i);
+        const Lanes v = load(here), w = load(here + kLanes);
         for (int row = 0; row < kRows; ++row) {
           low[row] += v * weights[row * columns + j];
           high[row] += w * weights[row * columns + j];
@@ -138,7 +141,6 @@ void gather(const float* weights, int64_t columns, const Keys<T>& keys, float* o
 inline int64_t padded(int64_t length) { return (length + 2 * kLanes - 1) / kLanes * kLanes; }
 
 // Softmax attention of up to kRows query rows over two stretches of keys. scores: kRows · padded(both lengths) floats.
-
 template <typename T, int D>
 void attend(const T* q, T* out, int rows, float scale, const Keys<T>& first, const Keys<T>& second, float* scores) {
   const int64_t length = first.length + second.length, columns = padded(length);
