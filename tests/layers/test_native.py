@@ -57,6 +57,8 @@ def test_products_of_few_rows(dtype, rows, out_width, in_width):
     close(few(x, "gelu"), F.gelu(exact, approximate="tanh"), 8)
     close(few(x, "silu"), F.silu(exact), 8)
     close(few.add(x, residual), residual.double() + exact, 8)
+    bias = torch.randn(out_width).to(dtype)
+    close(PackedLinear(weight, bias)(x, "gelu"), F.gelu(exact + bias.double(), approximate="tanh"), 8)
     other_weight, other = packed(out_width, in_width, dtype, seed=1)
     close(few.gated(x, "silu", other), F.silu(exact) * (x.double() @ other_weight.double().t()), 16)
 

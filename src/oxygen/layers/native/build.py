@@ -145,7 +145,7 @@ def _declared(library: ctypes.CDLL) -> ctypes.CDLL:
     library.oxygen_rms_norm.argtypes = (flag, pointer, pointer, pointer, pointer, integer, integer, ctypes.c_float)
     library.oxygen_rotate.argtypes = (flag, pointer, pointer, pointer, integer, integer, integer, integer)
     library.oxygen_attend.argtypes = (pointer, pointer, integer, flag)
-    library.oxygen_product.argtypes = (flag, *[pointer] * 5, *[integer] * 4)
+    library.oxygen_product.argtypes = (flag, *[pointer] * 6, *[integer] * 4)
     library.oxygen_rms_norm.restype = library.oxygen_rotate.restype = library.oxygen_product.restype = None
     library.oxygen_attend.restype = library.oxygen_has_bfloat16_products.restype = flag
     return library

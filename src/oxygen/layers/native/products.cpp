@@ -71,10 +71,11 @@ void multiply(const uint32_t* weights, const uint32_t* x, float* totals, int64_t
     for (int v = 0; v < V; ++v) store(totals + row * kTile + v * kLanes, sums[row][v]);
 }
 
-// One product, out = activation(x · weights) · (x · factor) + residual. factor and residual may be null.
+// One product, out = activation(x · weights + bias) · (x · factor) + residual. bias, factor and residual may be null.
 // activation: 0 none, 1 GELU (tanh form), 2 SiLU.
 struct Product {
   const void* weights;
+  const void* bias;
   const void* factor;
   const void* x;
   const void* residual;
@@ -98,11 +99,12 @@ void tile(const uint32_t* weights, const uint32_t* x, int64_t rows, int64_t unit
 template <typename Element>
 void finish(const Product& p, int64_t row, int64_t at, const float* totals, const float* factors) {
   const int64_t count = std::min<int64_t>(kTile, p.out_width - at), place = row * p.out_width + at;
-  Element added[kTile] = {}, done[kTile];
+  Element biases[kTile] = {}, added[kTile] = {}, done[kTile];
+  if (p.bias != nullptr) std::memcpy(biases, static_cast<const Element*>(p.bias) + at, count * sizeof biases[0]);
   if (p.residual != nullptr)
     std::memcpy(added, static_cast<const Element*>(p.residual) + place, count * sizeof added[0]);
   for (int i = 0; i < kTile; i += kLanes) {
-    Lanes y = activated(load(totals + i), static_cast<int>(p.activation));
+    Lanes y = activated(load(totals + i) + load(biases + i), static_cast<int>(p.activation));
     if (factors != nullptr) y *= load(factors + i);
     store(done + i, y + load(added + i));
   }
@@ -173,9 +175,10 @@ int oxygen_has_bfloat16_products() {
 }
 
 // At most kMostRows rows, all dense. in_width: even for bfloat16.
-void oxygen_product(int is_bfloat16, const void* weights, const void* factor, const void* x, const void* residual,
-                    void* out, int64_t rows, int64_t in_width, int64_t out_width, int64_t activation) {
-  const Product p = {weights, factor, x, residual, out, rows, in_width, out_width, activation};
+void oxygen_product(int is_bfloat16, const void* weights, const void* bias, const void* factor, const void* x,
+                    const void* residual, void* out, int64_t rows, int64_t in_width, int64_t out_width,
+                    int64_t activation) {
+  const Product p = {weights, bias, factor, x, residual, out, rows, in_width, out_width, activation};
   if (!is_bfloat16) product_of<Single>(p);
 #ifdef __AVX512BF16__
   if (is_bfloat16) product_of<Pair>(p);

@@ -44,7 +44,7 @@ class PackedLinear:
         self.weight = torch.ops.mkldnn._reorder_linear_weight(weight, _ROWS_HINT)
         self.bias = None if bias is None else bias.detach()
         self._product = torch.ops.mkldnn._linear_pointwise.default  # naming the overload halves the cost of a call
-        self._few = native.few_rows(weight, self.weight) if bias is None else None
+        self._few = native.few_rows(weight, self.weight, self.bias)
 
     def __call__(self, x: Tensor, activation: str = "none") -> Tensor:
         """activation(x @ weightᵀ + bias); activation is a key of ACTIVATIONS."""

@@ -65,19 +65,20 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
 class FewRows:
     """Products of at most MOST_ROWS rows with a weight that oneDNN has packed, read where it lies."""
 
-    __slots__ = ("_is_bfloat16", "_product", "_widths", "weights")
+    __slots__ = ("_bias", "_is_bfloat16", "_product", "_widths", "weights")
 
-    def __init__(self, pointer: int, out_width: int, in_width: int, dtype: torch.dtype) -> None:
+    def __init__(self, pointer: int, weight: Tensor, bias: Tensor | None) -> None:
         library = kernels()
         assert library is not None, "made by `few_rows` only"
         self._product, self.weights = library.oxygen_product, pointer
-        self._is_bfloat16, self._widths = dtype == torch.bfloat16, (in_width, out_width)
+        self._bias = None if bias is None else bias.contiguous()
+        self._is_bfloat16, self._widths = weight.dtype == torch.bfloat16, (weight.shape[1], weight.shape[0])
 
     def __call__(
         self, x: Tensor, activation: int = 0, factor: FewRows | None = None, residual: Tensor | None = None
     ) -> Tensor:
-        """activation(x · weights) · (x · factor's weights) + residual, rounded once: x [rows, in_width] -> [rows,
-        out_width]. activation: 0 none, 1 GELU in its tanh form, 2 SiLU.
+        """activation(x · weights + bias) · (x · factor's weights) + residual, rounded once: x [rows, in_width] ->
+        [rows, out_width]. activation: 0 none, 1 GELU in its tanh form, 2 SiLU. factor: of the same shape, no bias.
         """
         x, rows = x.contiguous(), x.shape[0]
         out = torch.empty(rows, self._widths[1], dtype=x.dtype)
@@ -85,6 +86,7 @@ class FewRows:
         self._product(
             self._is_bfloat16,
             self.weights,
+            None if self._bias is None else self._bias.data_ptr(),
             None if factor is None else factor.weights,
             x.data_ptr(),
             None if added is None else added.data_ptr(),
@@ -97,7 +99,7 @@ class FewRows:
 
 
 @torch.inference_mode()
-def few_rows(weight: Tensor, packed: Tensor) -> FewRows | None:
+def few_rows(weight: Tensor, packed: Tensor, bias: Tensor | None = None) -> FewRows | None:
     """`FewRows` of a weight [out, in] and its packed form; None where the kernels or the expected layout are missing.
 
     The layout is oneDNN's affair and may change, so the first and the last tile are compared with the weight.
@@ -105,7 +107,12 @@ def few_rows(weight: Tensor, packed: Tensor) -> FewRows | None:
     out_width, in_width = weight.shape
     num_tiles, size, library = -(-out_width // TILE), weight.element_size(), kernels()
     per_input = 4 // size  # inputs that lie next to each other
-    if library is None or in_width % per_input or not hasattr(torch.ops.mkldnn, "_nbytes"):
+    if (
+        library is None
+        or (bias is not None and bias.dtype != weight.dtype)
+        or in_width % per_input
+        or not hasattr(torch.ops.mkldnn, "_nbytes")
+    ):
         return None
     if weight.dtype == torch.bfloat16 and not library.oxygen_has_bfloat16_products():
         return None
@@ -118,4 +125,4 @@ def few_rows(weight: Tensor, packed: Tensor) -> FewRows | None:
         held = torch.frombuffer(memory, dtype=weight.dtype).view(-1, TILE, per_input)
         if not torch.equal(held[:, : rows.shape[1]], rows):
             return None
-    return FewRows(start, out_width, in_width, weight.dtype)
+    return FewRows(start, weight, bias)
