@@ -59,7 +59,7 @@ def run_bench(name: str, arguments: Sequence[str]) -> int:
     try:
         return int(module.run(args))
     except Estimated as estimated:
-        print(json.dumps({"bench": name, "command": args.command, "expected_s": round(estimated.seconds, 1)}))
+        print(json.dumps({"bench": name, "command": args.command, "expected_s": round(estimated.seconds, 3)}))
         return 0
 
 

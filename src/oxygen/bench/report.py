@@ -58,7 +58,7 @@ class Report:
 
     def expect(self, seconds: float, is_asked: bool, what: str = "") -> None:
         """Say how long the run will take. Raises Estimated where only that was asked."""
-        self.extra["expected_s"] = round(seconds, 1)
+        self.extra["expected_s"] = round(seconds, 3)
         print(f"{self.bench}: {what + ', ' if what else ''}about {minutes(seconds)}", file=sys.stderr)
         if is_asked:
             raise Estimated(seconds)
