@@ -182,7 +182,9 @@ class Bench:
         for expert in self.runner.limits.experts:
             noise = np.zeros((expert.horizon, expert.action_dim), dtype=np.float32)
             tail = self.prompts.tails[expert.name]
-            items.append(ActItem(0, 0, self._last, inputs.num_tokens, expert.name, expert.num_steps, noise, tail, STATE))
+            items.append(
+                ActItem(0, 0, self._last, inputs.num_tokens, expert.name, expert.num_steps, noise, tail, STATE)
+            )
         return items
 
     def _timed(self, work: Callable[[], Any]) -> float:
