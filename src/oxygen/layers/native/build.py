@@ -1,5 +1,5 @@
-"""Compiles the kernels on first use with the machine's own C++ compiler (GCC from 12 on, or Clang); without one, callers
-use the library.
+"""Compiles the kernels on first use with the machine's own C++ compiler (GCC from 12 on, or Clang); without one,
+callers use the library.
 
 The result is kept in the user's cache folder under a name that holds everything it depends on, so another processor,
 compiler or version of the source gets a build of its own. `OXYGEN_NATIVE=0` turns the kernels off.
