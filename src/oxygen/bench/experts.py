@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from oxygen.bench.arrivals import warm_up_frames
-from oxygen.bench.families import SIDE, STATE, picture_ids, readers
+from oxygen.bench.families import SIDE, picture_ids, readers
 from oxygen.bench.machine import Machine
 from oxygen.bench.measure import expected_batch, is_due, put
 from oxygen.bench.probe import Probe
@@ -34,6 +34,8 @@ from oxygen.models.qwen3_vl.spec import PRESETS, Qwen3VLSpec, with_heads
 PROMPT_LEN = 116
 """Tokens of the paper's frame in all, with one picture."""
 MARKS_LEN, QUESTION_LEN = 5, 12
+STATE = np.zeros(7, dtype=np.float32)
+"""Of the robot, as the heads of a preset read it."""
 OBSERVED = Observation(images={})
 COLUMNS = (
     *("num_experts", "prompts", "new_tokens", "k", "frame_ms", "ideal_frame_ms", "isolated_ms", "speedup"),

@@ -17,8 +17,6 @@ from oxygen.models.qwen3_vl.spec import Qwen3VLSpec, with_heads
 
 SIDE = 256
 """Pixels per side of a picture for Qwen3-VL: the paper's 224, enlarged by the model's processor."""
-STATE = np.zeros(7, dtype=np.float32)
-"""Of the robot, for heads that read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +70,9 @@ def _fit_qwen(spec: Qwen3VLSpec, shape: Shape) -> Shape:
 
 def _frames_qwen(spec: Qwen3VLSpec, shape: Shape, seed: int) -> Frames:
     lead = picture_ids(spec) * shape.num_cameras
-    return Frames(shape, SIDE, 0, spec.image_id - 1, seed, lead_ids=lead, readers=readers(spec), state=STATE)
+    state_dim = max((head.shape().state_dim for head in spec.heads), default=0)
+    state = np.zeros(state_dim, dtype=np.float32) if state_dim else None
+    return Frames(shape, SIDE, 0, spec.image_id - 1, seed, lead_ids=lead, readers=readers(spec), state=state)
 
 
 FAMILIES = (
