@@ -93,7 +93,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "added_ms_p50": ("added ms", "what the door adds, median"),
     "added_ms_p99": ("added p99", "what the door adds, 99th percentile"),
     "slowest_robot_ms_p50": ("slowest ms", "ready ms of the slowest robot, median"),
-    "fairness": ("fairness", "slowest robot's ready ms over the quickest's"),
+    "fairness": ("fairness", "Jain's index of the frames that the robots had answered: 1 is even"),
     "num_experts": ("E", "experts: the action experts and the language expert"),
     "prompts": ("prompts", "identical for all experts, or a tail of its own for each"),
     "bench": ("bench", ""),
