@@ -11,7 +11,7 @@ from typing import Any
 from oxygen.checkpoint import open_folder
 from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.cli.layout import Section, show
-from oxygen.core.errors import CheckpointError, InvalidInput
+from oxygen.core.errors import CheckpointError, InvalidInput, InvalidInput
 from oxygen.models.pi05.report import Look, report_pi05, sizes_pi05
 from oxygen.models.pi05.spec import PRESETS as PI05
 from oxygen.models.qwen3_vl.report import report_qwen3_vl, sizes_qwen3_vl
@@ -43,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if is_preset(args.folder) and (args.set or args.robot or args.asset_id):
+        raise InvalidInput("folder", "a checkpoint, for --set, --robot and --asset-id", f"the preset {args.folder}")
     report = report_preset(args.folder) if is_preset(args.folder) else report_folder(args)
     if args.json:
         print(json.dumps(report, ensure_ascii=False))

@@ -46,7 +46,12 @@ def state() -> str:
 @cache
 def _find() -> ctypes.CDLL | str:
     try:
-        return _declared(ctypes.CDLL(str(_built())))
+        path, before = _built(), _openmp_runtimes()
+        library = _declared(ctypes.CDLL(str(path)))
+        if before and (second := _openmp_runtimes() - before):
+            # Two pools of threads would wait for each other's cores.
+            raise Unavailable(f"the compiler's OpenMP runtime is not torch's: {', '.join(second)}")
+        return library
     except (Unavailable, OSError) as error:
         reason = f"off: {error}"
         if os.environ.get(SWITCH) != "0":
@@ -74,6 +79,13 @@ def _built() -> Path:
             _run(compiler, *FLAGS, *(str(source) for source in sources if source.suffix == ".cpp"), "-o", str(made))
             made.replace(path)
     return path
+
+
+def _openmp_runtimes() -> set[str]:
+    """Files of the OpenMP runtimes that this process has loaded."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    files = {line.split()[-1] for line in maps if "/" in line}
+    return {file for file in files if Path(file).name.startswith(("libgomp", "libomp", "libiomp"))}
 
 
 def _run(*command: str) -> str:
