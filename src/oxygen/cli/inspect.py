@@ -11,7 +11,7 @@ from typing import Any
 from oxygen.checkpoint import open_folder
 from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.cli.layout import Section, show
-from oxygen.core.errors import CheckpointError, InvalidInput, InvalidInput
+from oxygen.core.errors import CheckpointError, InvalidInput
 from oxygen.models.pi05.report import Look, report_pi05, sizes_pi05
 from oxygen.models.pi05.spec import PRESETS as PI05
 from oxygen.models.qwen3_vl.report import report_qwen3_vl, sizes_qwen3_vl
