@@ -65,6 +65,13 @@ def test_products_of_few_rows(dtype, rows, out_width, in_width):
 
 @needs_kernels
 @pytest.mark.parametrize("dtype", ROUNDING)
+def test_a_product_of_no_rows_is_empty(dtype):
+    _, few = packed(70, 64, dtype)
+    assert few(torch.zeros(0, 64, dtype=dtype)).shape == (0, 70)
+
+
+@needs_kernels
+@pytest.mark.parametrize("dtype", ROUNDING)
 def test_a_row_of_a_product_does_not_depend_on_the_others(dtype):
     _, few = packed(200, 288, dtype)
     x = torch.randn(native.MOST_ROWS, 288).to(dtype)
@@ -135,6 +142,16 @@ def test_a_compiler_that_fails_is_no_error(monkeypatch, tmp_path):
     monkeypatch.delenv(build.SWITCH, raising=False)
     assert build._find.__wrapped__() == f"off: {compiler} failed: passes.cpp:1: no such thing"
     assert not list((tmp_path / "oxygen").iterdir()), "nothing half-made stays behind"
+
+
+@needs_kernels
+def test_a_user_without_a_home_goes_without(monkeypatch):
+    def no_home(cls):
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(build.Path, "home", classmethod(no_home))
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert build._find.__wrapped__().startswith("off: this user has no home")
 
 
 @needs_kernels

@@ -9,7 +9,7 @@ from oxygen.layers.native import build
 from oxygen.layers.torch import native
 from oxygen.runtime.torch.attention import ActAttend, Scratch
 from oxygen.runtime.torch.decode_attention import DecodeAttend
-from oxygen.runtime.torch.native_attention import NativeAttend, act_attend, decode_attend
+from oxygen.runtime.torch.native_attention import MOST_TOKENS, NativeAttend, act_attend, decode_attend
 from oxygen.runtime.torch.plain import PlainActAttend, PlainDecodeAttend
 from oxygen.runtime.torch.runs import LiveText
 from oxygen.runtime.torch.store import Store, StoreShape
@@ -108,3 +108,5 @@ def test_what_has_no_kernel_goes_through_the_library():
     store = make_store(1, 48, torch.float32)
     assert isinstance(decode_attend(store, [LiveText(0, 10, 0, 0)]), DecodeAttend)
     assert isinstance(act_attend(store, [0], [10], 5, Scratch(torch.float32, CPU)), ActAttend)
+    store = make_store(1, 32, torch.bfloat16)
+    assert isinstance(act_attend(store, [0], [10], MOST_TOKENS + 1, Scratch(torch.bfloat16, CPU)), ActAttend)

@@ -25,6 +25,7 @@ from oxygen.bench.measure import Lane, frame_row, speedups
 from oxygen.bench.modes import FrameSample, Oxygen
 from oxygen.bench.probe import Rooms
 from oxygen.bench.setup import Setup
+from oxygen.checkpoint.shipped import resolve
 from oxygen.core.errors import InvalidInput
 from oxygen.core.inputs import ContextInputs
 from oxygen.core.plan import ActItem, PrefillItem
@@ -108,7 +109,7 @@ def run(args: argparse.Namespace) -> int:
 def weights_of(setup: Setup, stack: ExitStack) -> Path:
     """A folder that all codes read: the checkpoint itself, or the preset's random weights, written for the while."""
     if not setup.is_preset:
-        return Path(setup.model)
+        return resolve(setup.model)
     from oxygen.bench.torch.weights import write_weights
 
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="oxygen-compare-")))

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from oxygen.bench.arrivals import warm_up_frames
+from oxygen.bench.families import SIDE, picture_ids, readers
 from oxygen.bench.machine import Machine
 from oxygen.bench.measure import expected_batch, is_due, put
 from oxygen.bench.probe import Probe
@@ -30,9 +31,11 @@ from oxygen.core.tasks import ActionTask, Observation, Sampling, TextTask
 from oxygen.engine.engine import Engine
 from oxygen.models.qwen3_vl.spec import PRESETS, Qwen3VLSpec, with_heads
 
-SIDE, PROMPT_LEN = 256, 116
-"""The paper's frame: one picture of 224 pixels, enlarged to 256 by the model's processor, and 116 tokens in all."""
+PROMPT_LEN = 116
+"""Tokens of the paper's frame in all, with one picture."""
 MARKS_LEN, QUESTION_LEN = 5, 12
+STATE = np.zeros(7, dtype=np.float32)
+"""Of the robot, as the heads of a preset read it."""
 OBSERVED = Observation(images={})
 COLUMNS = (
     *("num_experts", "prompts", "new_tokens", "k", "frame_ms", "ideal_frame_ms", "isolated_ms", "speedup"),
@@ -55,15 +58,12 @@ class Prompts:
     def make(cls, spec: Qwen3VLSpec, is_identical: bool) -> Prompts:
         rng = np.random.default_rng(0)
         words = tuple(int(i) for i in rng.integers(2, spec.image_id - 1, PROMPT_LEN))
-        num_image = (SIDE // spec.vision.token_pixels) ** 2
-        image = (spec.vision_start_id, *(spec.image_id,) * num_image, spec.vision_end_id)
-        reads = {head.name: head.shape().reads for head in spec.heads}
-        queries = {n: (r.token_id,) * r.num_tokens if r.token_id is not None else () for n, r in reads.items()}
+        image, queries = picture_ids(spec), dict(readers(spec))
         longest = max(queries.values(), key=len, default=())
         left = PROMPT_LEN - len(image) - len(longest) - MARKS_LEN
         core = (*image, *words[:left])
         if is_identical:
-            return cls(spec, True, (*core, *longest, *words[-MARKS_LEN:]), dict.fromkeys(reads, ()), ())
+            return cls(spec, True, (*core, *longest, *words[-MARKS_LEN:]), dict.fromkeys(queries, ()), ())
         tails = {name: (*query, *words[-MARKS_LEN:]) for name, query in queries.items()}
         return cls(spec, False, core, tails, words[-QUESTION_LEN:])
 
@@ -89,7 +89,7 @@ class PromptsProcessor:
     def encode(self, observation: Observation, actions: Sequence[ActionTask], texts: Sequence[TextTask]) -> ModelInputs:
         acting = tuple(EncodedTask(0, self._prompts.tails[task.expert]) for task in actions)
         speaking = (EncodedTask(0, self._prompts.text_tail),) * len(texts)
-        return ModelInputs((next(self._frames),), acting, speaking, np.zeros(7, dtype=np.float32))
+        return ModelInputs((next(self._frames),), acting, speaking, STATE)
 
     def encode_text(self, inputs: ModelInputs, text: TextTask) -> EncodedTask | None:
         return EncodedTask(0, self._prompts.text_tail)
@@ -183,9 +183,9 @@ class Bench:
         items = []
         for expert in self.runner.limits.experts:
             noise = np.zeros((expert.horizon, expert.action_dim), dtype=np.float32)
-            tail, state = self.prompts.tails[expert.name], np.zeros(7, dtype=np.float32)
+            tail = self.prompts.tails[expert.name]
             items.append(
-                ActItem(0, 0, self._last, inputs.num_tokens, expert.name, expert.num_steps, noise, tail, state)
+                ActItem(0, 0, self._last, inputs.num_tokens, expert.name, expert.num_steps, noise, tail, STATE)
             )
         return items
 

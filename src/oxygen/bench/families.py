@@ -1,9 +1,8 @@
-"""What a benchmark has to know of a family of models: its presets, its frames, what its stages cost. A new family is
-one entry."""
+"""What a benchmark has to know of a family of models: its frames, what its stages cost. A new family is one entry."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,16 +11,12 @@ import numpy as np
 from oxygen.bench.shapes import Frames, Shape
 from oxygen.layers.costs import StageCosts
 from oxygen.models.pi05.costs import Pi05Costs
-from oxygen.models.pi05.spec import PRESETS as PI05_PRESETS
 from oxygen.models.pi05.spec import Pi05Spec
 from oxygen.models.qwen3_vl.costs import Qwen3VLCosts
-from oxygen.models.qwen3_vl.spec import PRESETS as QWEN3_VL_PRESETS
 from oxygen.models.qwen3_vl.spec import Qwen3VLSpec, with_heads
 
 SIDE = 256
 """Pixels per side of a picture for Qwen3-VL: the paper's 224, enlarged by the model's processor."""
-STATE = np.zeros(7, dtype=np.float32)
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +26,6 @@ class Family:
     seed); costs(spec, bytes of a number). num_steps(spec): flow steps where nobody names them.
     """
 
-    presets: Mapping[str, Any]
     spec_type: type
     sized: Callable[[Any, Shape, tuple[str, ...]], Any]
     changes: Callable[[Any], dict[str, Any]]
@@ -54,34 +48,35 @@ def _frames_pi05(spec: Pi05Spec, shape: Shape, seed: int) -> Frames:
     return Frames(shape, spec.vision.image_size, spec.tokens_per_image, spec.vocab_size, seed)
 
 
-def _picture(spec: Qwen3VLSpec) -> tuple[int, ...]:
+def picture_ids(spec: Qwen3VLSpec) -> tuple[int, ...]:
     """Token ids of one picture in a prompt."""
     count = (SIDE // spec.vision.token_pixels) ** 2
     return (spec.vision_start_id, *(spec.image_id,) * count, spec.vision_end_id)
 
 
-def _readers(spec: Qwen3VLSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
+def readers(spec: Qwen3VLSpec) -> tuple[tuple[str, tuple[int, ...]], ...]:
     """Every head with its private tokens: the query tokens of those that read at such."""
     reads = {head.name: head.shape().reads for head in spec.heads}
     return tuple((n, (r.token_id,) * r.num_tokens if r.token_id is not None else ()) for n, r in reads.items())
 
 
 def _fit_qwen(spec: Qwen3VLSpec, shape: Shape) -> Shape:
-    room = spec.max_context_len - max((len(tail) for _, tail in _readers(spec)), default=0)
-    each = len(_picture(spec))
+    room = spec.max_context_len - max((len(tail) for _, tail in readers(spec)), default=0)
+    each = len(picture_ids(spec))
     cameras = max(1, min(shape.num_cameras, spec.max_images, (room - 1) // each))
     horizon = spec.heads[0].horizon if spec.heads else shape.horizon
     return replace(shape, num_cameras=cameras, prompt_len=min(shape.prompt_len, room - cameras * each), horizon=horizon)
 
 
 def _frames_qwen(spec: Qwen3VLSpec, shape: Shape, seed: int) -> Frames:
-    lead = _picture(spec) * shape.num_cameras
-    return Frames(shape, SIDE, 0, spec.image_id - 1, seed, lead_ids=lead, readers=_readers(spec), state=STATE)
+    lead = picture_ids(spec) * shape.num_cameras
+    state_dim = max((head.shape().state_dim for head in spec.heads), default=0)
+    state = np.zeros(state_dim, dtype=np.float32) if state_dim else None
+    return Frames(shape, SIDE, 0, spec.image_id - 1, seed, lead_ids=lead, readers=readers(spec), state=state)
 
 
 FAMILIES = (
     Family(
-        presets=PI05_PRESETS,
         spec_type=Pi05Spec,
         sized=lambda preset, shape, experts: replace(preset, horizon=shape.horizon),
         changes=lambda spec: {"horizon": spec.horizon},
@@ -91,7 +86,6 @@ FAMILIES = (
         num_steps=lambda spec: spec.num_steps,
     ),
     Family(
-        presets=QWEN3_VL_PRESETS,
         spec_type=Qwen3VLSpec,
         sized=lambda preset, shape, experts: with_heads(preset, experts or ("pi",)),
         changes=lambda spec: {"heads": spec.heads},
@@ -101,7 +95,6 @@ FAMILIES = (
         num_steps=lambda spec: spec.heads[0].shape().num_steps if spec.heads else 1,
     ),
 )
-PRESETS = {name: preset for family in FAMILIES for name, preset in family.presets.items()}
 
 
 def family_of(spec: Any) -> Family:

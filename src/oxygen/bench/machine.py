@@ -124,7 +124,7 @@ class Machine:
             "cores": os.cpu_count(),
             "gpu": self.gpu,
             "torch": torch_version(),
-            "kernels": state(),
+            "kernels": state() if self.device == "cpu" else "for CPUs only",
             "dtype": self.dtype,
             "device": self.device,
             "threads": self.threads,

@@ -10,7 +10,6 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from oxygen.bench.command import add_common, begin, integers, positive
-from oxygen.bench.families import DTYPE_BYTES
 from oxygen.bench.machine import resident_bytes
 from oxygen.bench.measure import expected_batch, put, steady_lane
 from oxygen.bench.meter import Energy
@@ -20,6 +19,7 @@ from oxygen.bench.probe import Rooms
 from oxygen.bench.report import progress
 from oxygen.bench.setup import Setup
 from oxygen.core.errors import OxygenError, Refused
+from oxygen.layers.costs import DTYPE_BYTES
 
 MIB = 2**20
 COLUMNS = (

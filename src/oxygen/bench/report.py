@@ -143,7 +143,8 @@ def markdown(record: Mapping[str, Any], columns: Sequence[str], figures: Sequenc
     lines = [f"## {record['bench']}", "", f"`{record['command']}`", "", f"{config}.", ""]
     lines.append(
         f"Commit {record['commit']}; {machine['cpu']}, {machine['cores']} cores, {machine['gpu'] or 'no GPU'}, torch"
-        f" {machine['torch']}, {machine['threads']} threads; other programs used {machine['load_during']} cores."
+        f" {machine['torch']}, compiled kernels {machine['kernels']}, {machine['threads']} threads; other programs used"
+        f" {machine['load_during']} cores."
     )
     lines += ["", "| " + " | ".join(map(heading, columns)) + " |", "|" + " ---: |" * len(columns)]
     lines += ["| " + " | ".join(shown(row.get(key)) for key in columns) + " |" for row in rows]

@@ -23,6 +23,7 @@ from oxygen.bench.command import add_common, begin, integers, positive
 from oxygen.core.config import EngineConfig
 from oxygen.core.plan import ActItem, AfterRound, DecodeItem, PrefillItem, RunnerLimits
 from oxygen.engine.engine import Engine
+from oxygen.processing.chat_processor import ChatProcessor
 from oxygen.processing.processor import Processor
 from oxygen.processing.robots import Robot
 from oxygen.serving import wire
@@ -88,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
     engine = open_engine(args.model, robot=args.robot, config=EngineConfig(), tail_len=64 + args.new_tokens, **device)
     try:
         _until_ready(engine)
-        assert isinstance(engine.processor, Processor)
+        assert isinstance(engine.processor, Processor | ChatProcessor)
         observation = frame_of(engine.processor.robot)
         run.expect(len(args.robots) * (args.seconds + 3) + 10, f"{len(args.robots)} numbers of robots")
         with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
@@ -117,7 +118,7 @@ def added_latency(model: Engine, observation: dict[str, Any], frames: int, pool:
     """In-process call and websocket path in turns of frames, on an engine whose device takes no time."""
     engine = Engine(NullRunner(model.runner.limits), model.processor, EngineConfig(keep_context_s=0.0))
     engine.start()
-    assert isinstance(model.processor, Processor)
+    assert isinstance(model.processor, Processor | ChatProcessor)
     parse = model.processor.parse
     inside: list[float] = []
     outside: list[float] = []

@@ -6,12 +6,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from oxygen.bench.families import DTYPE_BYTES, PRESETS, family_of
+from oxygen.bench.families import family_of
 from oxygen.bench.shapes import SHAPES, Frames, Shape
 from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.core.errors import InvalidInput
 from oxygen.core.plan import Runner
-from oxygen.layers.costs import StageCosts
+from oxygen.layers.costs import DTYPE_BYTES, StageCosts
+from oxygen.runtime.presets import PRESETS, is_preset
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Setup:
 
     @property
     def is_preset(self) -> bool:
-        return self.model in PRESETS
+        return is_preset(self.model)
 
     def spec(self) -> Any:
         """Return the model's sizes: a preset takes its horizon from the robot, a checkpoint keeps its own."""

@@ -54,6 +54,8 @@ QUICK: dict[str, Sequence[str]] = {
 """What `--quick` adds: enough to see that all work, and the shape of each curve."""
 OWN_MODEL = {"stability": "pi05-tiny"}
 """Thousands of frames are run on the smallest model whatever else is measured."""
+EXPERTS = "_experts"
+"""Behind the name of a benchmark, where what it wrote is about several action experts."""
 
 
 def names(written: str) -> list[str]:
@@ -120,11 +122,16 @@ def command_of(name: str, options: Sequence[str]) -> str:
 
 def kept(out: Path, name: str, options: Sequence[str]) -> dict[str, Any] | None:
     """What an earlier run with the same command line wrote, if there is such a one."""
-    path = out / f"{name}.json"
-    if not path.exists():
-        return None
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found if found.get("command") == command_of(name, options) else None
+    for path in files_of(out, name, ".json"):
+        found: dict[str, Any] = json.loads(path.read_text())
+        if found.get("command") == command_of(name, options):
+            return found
+    return None
+
+
+def files_of(out: Path, name: str, ending: str) -> list[Path]:
+    """What the folder holds of a benchmark."""
+    return [path for path in (out / f"{name}{ending}", out / f"{name}{EXPERTS}{ending}") if path.exists()]
 
 
 def run_apart(name: str, options: Sequence[str]) -> dict[str, Any] | None:
@@ -143,7 +150,7 @@ def run_apart(name: str, options: Sequence[str]) -> dict[str, Any] | None:
 
 def write_report(out: Path, failed: Sequence[str]) -> None:
     """Put the sections that the benchmarks wrote, now or earlier, into one page."""
-    found = [path for name in ORDER if (path := out / f"{name}.md").exists()]
+    found = [path for name in ORDER for path in files_of(out, name, ".md")]
     contents = [f"* [{path.stem}](#{path.stem}): {title_of(path)}" for path in found]
     contents += [f"* {name}: failed in this run; a section of it is of an earlier one" for name in failed]
     text = (
@@ -158,4 +165,4 @@ def write_report(out: Path, failed: Sequence[str]) -> None:
 def title_of(section: Path) -> str:
     from oxygen.bench.main import BENCHES
 
-    return BENCHES[section.stem]
+    return BENCHES[section.stem.removesuffix(EXPERTS)]

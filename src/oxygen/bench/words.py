@@ -93,7 +93,7 @@ WORDS: dict[str, tuple[str, str]] = {
     "added_ms_p50": ("added ms", "what the door adds, median"),
     "added_ms_p99": ("added p99", "what the door adds, 99th percentile"),
     "slowest_robot_ms_p50": ("slowest ms", "ready ms of the slowest robot, median"),
-    "fairness": ("fairness", "slowest robot's ready ms over the quickest's"),
+    "fairness": ("fairness", "Jain's index of the frames that the robots had answered: 1 is even"),
     "num_experts": ("E", "experts: the action experts and the language expert"),
     "prompts": ("prompts", "identical for all experts, or a tail of its own for each"),
     "bench": ("bench", ""),
@@ -152,8 +152,12 @@ def cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             found.append(f"{heading(key)}: the spread is larger than the value itself: {'; '.join(wide)}")
     doubtful, base = [], None
     for row in rows:
-        if row.get("speedup") == 1:  # the baseline of the rows that follow
+        if (
+            row.get("speedup") == 1 and row.get("mode", "isolated") == "isolated"
+        ):  # the baseline of the rows that follow
             base = row
+        elif "workload" in row:
+            continue  # its frames differ on purpose
         elif base is not None and row.get("speedup") is not None and is_within_spread(row, base):
             doubtful.append(f"{name_of(row)} ({row['speedup']} x)")
     if doubtful:

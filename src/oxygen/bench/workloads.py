@@ -81,7 +81,7 @@ def prepare(run: Run, rooms: Rooms, pattern: Arrivals, k: int, longest: int) -> 
 def measure(run: Run, name: str, lanes: Sequence[Lane]) -> list[Row]:
     run.alternate(f"workloads: {name}", lanes)
     lanes[1].mode.close()
-    steps, horizon = run.setup.num_steps, run.setup.spec().horizon
+    steps, horizon = run.setup.num_steps, run.setup.shape().horizon
     rows = [frame_row(lane, new_tokens=run.args.new_tokens, num_steps=steps, horizon=horizon) for lane in lanes]
     for lane, row in zip(lanes, rows, strict=True):
         seconds = [s.frame_s for s in lane.samples]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import sys
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
@@ -40,7 +40,7 @@ def read_fields(cls: type[T], data: Any, where: str, path: str = "") -> T:
 
 def _fits(value: Any, hint: Any) -> bool:
     if hint is float:
-        return type(value) in (int, float) and math.isfinite(value)
+        return type(value) in (int, float) and abs(value) <= sys.float_info.max
     if hint in _NAMES:
         return type(value) is hint
     if get_origin(hint) is Literal:

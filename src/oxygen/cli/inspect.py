@@ -43,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    if is_preset(args.folder) and (args.set or args.robot or args.asset_id):
+        raise InvalidInput("folder", "a checkpoint, for --set, --robot and --asset-id", f"the preset {args.folder}")
     report = report_preset(args.folder) if is_preset(args.folder) else report_folder(args)
     if args.json:
         print(json.dumps(report, ensure_ascii=False))

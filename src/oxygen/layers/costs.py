@@ -10,6 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
+"""Bytes of a number, by the types that weights, K and V may have."""
+
 
 @dataclass(frozen=True, slots=True)
 class Ceilings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from math import isfinite
+from sys import float_info
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,7 @@ def _is_modes(value: Any) -> bool:
 def _is_binary(value: Any) -> bool:
     def is_rule(told: Any) -> bool:
         numbers = told if isinstance(told, list | tuple) else ()
-        return len(numbers) == 3 and all(type(n) in (int, float) and isfinite(n) for n in numbers)
+        return len(numbers) == 3 and all(type(n) in (int, float) and abs(n) <= float_info.max for n in numbers)
 
     return isinstance(value, Mapping) and all(str(k).isdecimal() and is_rule(v) for k, v in value.items())
 

@@ -175,6 +175,7 @@ class ChatProcessor:
         """Everything that an operator or a client should see, as plain data."""
         config, robot, statistics = self.config, self.robot, self.statistics
         return {
+            **robot.metadata,
             "robot": robot.name,
             "cameras": {c.name: {"required": c.required, "key": ".".join(c.keys[0])} for c in robot.cameras},
             "state": {"dim": robot.state_dim},
@@ -194,7 +195,6 @@ class ChatProcessor:
             },
             "vocab_size": self.tokenizer.vocab_size,
             "control_hz": robot.control_hz,
-            **robot.metadata,
         }
 
     def _control(self, name: str) -> int:

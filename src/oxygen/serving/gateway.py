@@ -197,7 +197,7 @@ class Gateway:
         self._check_engine()
         await self._settle(session)
         if len(session.live_texts) >= self.settings.max_session_texts:
-            raise self._too_many_texts(session)
+            raise self.too_many_texts(session)
 
         def call() -> Ticket:
             return self.engine.ask(session.name, task, frame_id=frame_id, max_age_s=max_age_s)
@@ -262,11 +262,12 @@ class Gateway:
         return wanted[:room], wanted[room:]
 
     def _refuse_text(self, session: Session, task: TextTask, frame_id: int | None) -> None:
-        event = texts.refused_event(session, texts.new_text_id(), task.kind, self._too_many_texts(session), frame_id)
+        event = texts.refused_event(session, texts.new_text_id(), task.kind, self.too_many_texts(session), frame_id)
         self.refuse(session, "too_many_texts")
         self.feed.publish(session.name, event)
 
-    def _too_many_texts(self, session: Session) -> Refused:
+    def too_many_texts(self, session: Session) -> Refused:
+        """Why a session may not have one more text."""
         limit = self.settings.max_session_texts
         return Refused("too_many_texts", f"{session.name} has {limit} texts in progress already", retry_after_s=0.5)
 

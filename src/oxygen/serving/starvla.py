@@ -116,7 +116,7 @@ class StarvlaDoor:
             self._cancel()
 
     async def _take(self, i: int, example: Mapping[str, Any], payload: Mapping[str, Any]) -> Flight:
-        gateway, robot = self._gateway, self._gateway.processor.robot
+        gateway, robot, session = self._gateway, self._gateway.processor.robot, self._session(i)
 
         def read() -> Frame:
             raw = {**_raw(example, f"examples[{i}]", robot, gateway.settings.max_prompt_chars)}
@@ -125,10 +125,12 @@ class StarvlaDoor:
             action = tasks.action_task(payload)
             if (fast := self._fast(action.expert)) is None:
                 return Frame(raw=raw, action=action)
+            if len(session.live_texts) >= gateway.settings.max_session_texts:
+                raise gateway.too_many_texts(session)  # this text is the chunk: it is not turned away in silence
             room = min(MAX_FAST_TOKENS, gateway.engine.runner.limits.tail_len)
             return Frame(raw=raw, action=None, texts=(fast.task(room, seed=action.seed or 0),))
 
-        return await gateway.take(self._session(i), read, "starvla")
+        return await gateway.take(session, read, "starvla")
 
     def _fast(self, expert: str) -> FastExpert | None:
         """Who writes chunks as text, where that is asked for by name, or the only way there is."""

@@ -18,6 +18,7 @@ from oxygen.core.errors import CheckpointError, Ended, InvalidInput
 from oxygen.core.tasks import ActionTask, Observation, TextTask
 from oxygen.engine.engine import Engine
 from oxygen.models.qwen3_vl.opening import read_qwen3_vl
+from oxygen.models.qwen3_vl.sizes import read_heads
 from oxygen.processing.chat import QUERY
 from oxygen.runtime.torch.open import open_parts
 from oxygen.serving.open import open_engine
@@ -91,6 +92,7 @@ def camera(**told: Any) -> dict[str, Any]:
         ("trunk", {"rope_sections": "x"}, "rope_sections must be a list of 3 times a whole number"),
         ("trunk", {"rope_sections": [1, 2, 3]}, "must sum up to half"),
         ("trunk", {"rope_theta": -1}, "rope_theta must be above 0"),
+        ("trunk", {"rope_theta": 10**400}, "rope_theta must be a finite number"),
         ("vision", {"taps": [9]}, "vision.taps"),
         ("vision", {"taps": "01"}, "taps must be a list"),
         ("vision", {"num_heads": 5}, "vision.width"),
@@ -107,6 +109,7 @@ def camera(**told: Any) -> dict[str, Any]:
         ("processor", expert(binary={"7": [0, 0, 1]}), "binary: dimension 7 of 3"),
         ("processor", expert(binary={"2": 0.5}), "binary: expected a map of dimension to"),
         ("processor", expert(binary={"2": [0, 0, float("nan")]}), "binary: expected"),
+        ("processor", expert(binary={"2": [0, 0, 10**400]}), "binary: expected"),
         ("processor", expert(prompt="{zz}"), "unknown field 'zz'"),
         ("processor", expert(prompt="{prompt} {state}"), "state_normalization: does not say it"),
         ("processor", expert(horizon=99), "horizon must not be said: the model fixes it"),
@@ -131,6 +134,21 @@ def test_a_folder_that_says_it_wrong(good, tmp_path, capsys, part, changes, said
     assert str(tmp_path) in str(refusal.value) and "\n" not in str(refusal.value)
     assert main(["inspect", str(folder)]) == 1
     assert "Traceback" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("shape", "said"),
+    [(None, "missing tensors: action_model.action_encoder.layer1.weight"), ((5,), "shapes of no StarVLA head")],
+)
+def test_a_head_with_a_tensor_missing_or_of_too_few_axes(good, shape, said):
+    opened = read_qwen3_vl(good)
+    index = opened.checkpoint.tensors
+    shapes = {name.removeprefix(opened.prefix): index[name].shape for name in index}
+    del shapes["action_model.action_encoder.layer1.weight"]
+    if shape is not None:
+        shapes["action_model.action_encoder.layer1.weight"] = shape
+    with pytest.raises(CheckpointError, match=said):
+        read_heads(shapes, [TOLD], "folder")
 
 
 @pytest.mark.parametrize("missing", ["wrapper", "experts"])

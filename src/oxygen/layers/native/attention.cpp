@@ -19,7 +19,7 @@
 
 namespace {
 
-constexpr int kRows = 8;    // query rows (heads of one KV head) that share a pass over the keys
+constexpr int kRows = 8;    // most query rows (heads of one KV head) that share a pass over the keys
 constexpr int kBlock = 32;  // keys whose values are in flight together
 constexpr int kLine = 64;   // bytes that memory gives at once
 
@@ -107,15 +107,15 @@ inline float exponentials(float* scores, int64_t length, float scale) {
   return sum(total) + rest;
 }
 
-// out[row] += Σ weights[row][j] · v[j]. out [kRows][D]. A block of values is gone through slice by slice, an order that
+// out[row] += Σ weights[row][j] · v[j]. out [R][D]. A block of values is gone through slice by slice, an order that
 // the processor does not foresee, so the next block is asked for meanwhile: it takes 7 µs instead of 19 from memory.
-template <typename T, int D>
+template <typename T, int D, int R>
 void gather(const float* weights, int64_t columns, const Keys<T>& keys, float* out) {
   for (int64_t first = 0; first < keys.length; first += kBlock) {
     const int64_t last = std::min<int64_t>(first + kBlock, keys.length);
     for (int slice = 0; slice < D; slice += 2 * kLanes) {
-      Lanes low[kRows], high[kRows];
-      for (int row = 0; row < kRows; ++row) {
+      Lanes low[R], high[R];
+      for (int row = 0; row < R; ++row) {
         low[row] = load(out + row * D + slice);
         high[row] = load(out + row * D + slice + kLanes);
       }
@@ -124,12 +124,12 @@ void gather(const float* weights, int64_t columns, const Keys<T>& keys, float* o
         const T* const ahead = here + kBlock * keys.v_stride;
         for (int i = 0; i < 2 * kLanes; i += kLine / sizeof(T)) __builtin_prefetch(ahead + i);
         const Lanes v = load(here), w = load(here + kLanes);
-        for (int row = 0; row < kRows; ++row) {
+        for (int row = 0; row < R; ++row) {
           low[row] += v * weights[row * columns + j];
           high[row] += w * weights[row * columns + j];
         }
       }
-      for (int row = 0; row < kRows; ++row) {
+      for (int row = 0; row < R; ++row) {
         store(out + row * D + slice, low[row]);
         store(out + row * D + slice + kLanes, high[row]);
       }
@@ -140,24 +140,39 @@ void gather(const float* weights, int64_t columns, const Keys<T>& keys, float* o
 // Room for one row's scores, with what `score` writes beyond.
 inline int64_t padded(int64_t length) { return (length + 2 * kLanes - 1) / kLanes * kLanes; }
 
-// Softmax attention of up to kRows query rows over two stretches of keys. scores: kRows · padded(both lengths) floats.
-template <typename T, int D>
-void attend(const T* q, T* out, int rows, float scale, const Keys<T>& first, const Keys<T>& second, float* scores) {
+// Softmax attention of R query rows over two stretches of keys. scores: R · padded(both lengths) floats.
+template <typename T, int D, int R>
+void attend_rows(const T* q, T* out, float scale, const Keys<T>& first, const Keys<T>& second, float* scores) {
   const int64_t length = first.length + second.length, columns = padded(length);
-  score<T, D>(q, rows, first, scores, columns);
-  score<T, D>(q, rows, second, scores + first.length, columns);
-  float norm[kRows];
-  for (int row = 0; row < kRows; ++row) {
-    if (row < rows)
-      norm[row] = 1.0f / exponentials(scores + row * columns, length, scale);
-    else
-      std::fill_n(scores + row * columns, length, 0.0f);
-  }
-  float total[kRows * D] = {};
-  gather<T, D>(scores, columns, first, total);
-  gather<T, D>(scores + first.length, columns, second, total);
-  for (int row = 0; row < rows; ++row)
+  score<T, D>(q, R, first, scores, columns);
+  score<T, D>(q, R, second, scores + first.length, columns);
+  float norm[R], total[R * D] = {};
+  for (int row = 0; row < R; ++row) norm[row] = 1.0f / exponentials(scores + row * columns, length, scale);
+  gather<T, D, R>(scores, columns, first, total);
+  gather<T, D, R>(scores + first.length, columns, second, total);
+  for (int row = 0; row < R; ++row)
     for (int i = 0; i < D; i += kLanes) store(out + row * D + i, load(total + row * D + i) * norm[row]);
+}
+
+template <typename T, int D>
+void attend(const T* q, T* out, int64_t rows, float scale, const Keys<T>& first, const Keys<T>& second, float* scores) {
+  for (int64_t row = 0; row < rows;) {
+    const T* const from = q + row * D;
+    T* const to = out + row * D;
+    if (rows - row >= kRows) {
+      attend_rows<T, D, kRows>(from, to, scale, first, second, scores);
+      row += kRows;
+    } else if (rows - row >= 4) {
+      attend_rows<T, D, 4>(from, to, scale, first, second, scores);
+      row += 4;
+    } else if (rows - row >= 2) {
+      attend_rows<T, D, 2>(from, to, scale, first, second, scores);
+      row += 2;
+    } else {
+      attend_rows<T, D, 1>(from, to, scale, first, second, scores);
+      row += 1;
+    }
+  }
 }
 
 }  // namespace
@@ -226,7 +241,7 @@ void attend_all(const Call& call, const Tokens& tokens, int64_t layer, int64_t n
     const int64_t first = head * group + piece * share;  // query head
     attend<T, D>(static_cast<const T*>(tokens.q) + token * tokens.q_stride + first * D,
                  static_cast<T*>(tokens.out) + (token * call.num_heads + first) * D,
-                 static_cast<int>(std::min(share, group - piece * share)), scale,
+                 std::min(share, group - piece * share), scale,
                  stored<T>(call, call.contexts, layer, place.context_row, head, place.context_len), second,
                  scores.data());
   }

@@ -1,4 +1,5 @@
-"""Compiles the kernels on first use with the machine's own C++ compiler; without one, callers use the library.
+"""Compiles the kernels on first use with the machine's own C++ compiler (GCC from 12 on, or Clang); without one,
+callers use the library.
 
 The result is kept in the user's cache folder under a name that holds everything it depends on, so another processor,
 compiler or version of the source gets a build of its own. `OXYGEN_NATIVE=0` turns the kernels off.
@@ -45,7 +46,12 @@ def state() -> str:
 @cache
 def _find() -> ctypes.CDLL | str:
     try:
-        return _declared(ctypes.CDLL(str(_built())))
+        path, before = _built(), _openmp_runtimes()
+        library = _declared(ctypes.CDLL(str(path)))
+        if before and (second := _openmp_runtimes() - before):
+            # Two pools of threads would wait for each other's cores.
+            raise Unavailable(f"the compiler's OpenMP runtime is not torch's: {', '.join(second)}")
+        return library
     except (Unavailable, OSError) as error:
         reason = f"off: {error}"
         if os.environ.get(SWITCH) != "0":
@@ -75,12 +81,22 @@ def _built() -> Path:
     return path
 
 
+def _openmp_runtimes() -> set[str]:
+    """Files of the OpenMP runtimes that this process has loaded."""
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
+    files = {line.split()[-1] for line in maps if "/" in line}
+    return {file for file in files if Path(file).name.startswith(("libgomp", "libomp", "libiomp"))}
+
+
 def _run(*command: str) -> str:
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=True)
+        done = subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=BUILD_SECONDS, check=True
+        )
     except subprocess.CalledProcessError as error:
-        first = next(iter(error.stderr.splitlines()), "no message")
-        raise Unavailable(f"{command[0]} failed: {first}") from error
+        lines = error.stderr.splitlines() or ["no message"]
+        said = next((line for line in lines if "error" in line), lines[0])  # warnings may come before
+        raise Unavailable(f"{command[0]} failed: {said}") from error
     except subprocess.TimeoutExpired as error:
         raise Unavailable(f"{command[0]} took over {BUILD_SECONDS} s") from error
     return done.stdout
@@ -96,7 +112,10 @@ def _processor() -> str:
 
 
 def _cache_folder() -> Path:
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oxygen"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "oxygen"
+    except RuntimeError as error:
+        raise Unavailable("this user has no home, and XDG_CACHE_HOME names no folder to keep them in") from error
 
 
 class Rows(ctypes.Structure):

@@ -150,6 +150,7 @@ void product(const Product& p) {
 
 template <typename Kind>
 void product_of(const Product& p) {
+  if (p.rows < 1) return;  // an empty batch is no group
   const int64_t groups = (p.rows + kGroup - 1) / kGroup, most = (p.rows + groups - 1) / groups;
   if (most <= 1) product<Kind, 1>(p);
   else if (most <= 2) product<Kind, 2>(p);

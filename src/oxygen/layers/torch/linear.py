@@ -60,7 +60,7 @@ class PackedLinear:
         return self(x).add_(residual)
 
     def gated(self, x: Tensor, activation: str, factor: PackedLinear) -> Tensor:
-        """activation(the map) · (another map of the same shape)."""
+        """activation(the map) · (another map of the same shape, without bias)."""
         if self._few is not None and factor._few is not None and x.shape[0] <= native.MOST_ROWS:
             return self._few(x, native.ACTIVATIONS[activation], factor._few)
         return factor(x).mul_(self(x, activation))

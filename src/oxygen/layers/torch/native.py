@@ -13,10 +13,10 @@ HEAD_DIMS = (32, 64, 128, 256)
 """Head sizes that the attention kernel is compiled for."""
 LANES = 16
 """Widths must be a multiple of this."""
-
-
 MOST_ROWS = 60
-"""Rows up to which `FewRows` is quicker than the library's product (measured: by a tenth to a fifth)."""
+"""Rows up to which `FewRows` is quicker than the library's product (measured: by a tenth to a fifth); the kernel has no
+room for more.
+"""
 ACTIVATIONS = {"none": 0, "gelu": 1, "silu": 2}
 TILE = 64
 """Outputs whose packed weights lie side by side."""
@@ -63,16 +63,17 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
 
 
 class FewRows:
-    """Products of at most MOST_ROWS rows with a weight that oneDNN has packed, read where it lies."""
+    """Products of at most MOST_ROWS rows with a weight that oneDNN has packed, read where it lies; so it is kept."""
 
-    __slots__ = ("_bias", "_is_bfloat16", "_product", "_widths", "weights")
+    __slots__ = ("_bias", "_dtype", "_is_bfloat16", "_packed", "_product", "_widths", "weights")
 
-    def __init__(self, pointer: int, weight: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, weight: Tensor, packed: Tensor, bias: Tensor | None) -> None:
         library = kernels()
         assert library is not None, "made by `few_rows` only"
-        self._product, self.weights = library.oxygen_product, pointer
+        self._product, self._packed, self.weights = library.oxygen_product, packed, torch.ops.mkldnn.data_ptr(packed)
         self._bias = None if bias is None else bias.contiguous()
-        self._is_bfloat16, self._widths = weight.dtype == torch.bfloat16, (weight.shape[1], weight.shape[0])
+        self._dtype, self._is_bfloat16 = weight.dtype, weight.dtype == torch.bfloat16
+        self._widths = (weight.shape[1], weight.shape[0])
 
     def __call__(
         self, x: Tensor, activation: int = 0, factor: FewRows | None = None, residual: Tensor | None = None
@@ -80,6 +81,7 @@ class FewRows:
         """activation(x · weights + bias) · (x · factor's weights) + residual, rounded once: x [rows, in_width] ->
         [rows, out_width]. activation: 0 none, 1 GELU in its tanh form, 2 SiLU. factor: of the same shape, no bias.
         """
+        assert x.dtype == self._dtype and x.shape[1] == self._widths[0], "x: of the weight's type and width"
         x, rows = x.contiguous(), x.shape[0]
         out = torch.empty(rows, self._widths[1], dtype=x.dtype)
         added = None if residual is None else residual.contiguous()
@@ -125,4 +127,4 @@ def few_rows(weight: Tensor, packed: Tensor, bias: Tensor | None = None) -> FewR
         held = torch.frombuffer(memory, dtype=weight.dtype).view(-1, TILE, per_input)
         if not torch.equal(held[:, : rows.shape[1]], rows):
             return None
-    return FewRows(start, weight, bias)
+    return FewRows(weight, packed, bias)

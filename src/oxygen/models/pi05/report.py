@@ -16,6 +16,7 @@ from oxygen.checkpoint.headers import TensorInfo
 from oxygen.checkpoint.headers import names as listed
 from oxygen.checkpoint.values import fingerprint, is_finite, same_values
 from oxygen.core.errors import CheckpointError
+from oxygen.layers.costs import DTYPE_BYTES
 from oxygen.models.pi05.accounting import Account, account_for, trunk_tensors
 from oxygen.models.pi05.names import EXPERT, PALIGEMMA, TABLE, TRUNK
 from oxygen.models.pi05.opening import Pi05Folder, read_pi05
@@ -26,8 +27,6 @@ from oxygen.processing.processor import Processor
 from oxygen.processing.prompts import TemplateSet
 from oxygen.processing.statistics import Statistics
 from oxygen.processing.tokenizer import byte_tokenizer
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True)

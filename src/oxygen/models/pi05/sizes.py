@@ -242,14 +242,17 @@ def _gemma_heads(
     for source in sources:
         if isinstance(source, Mapping):
             known = {key: source[key] for key in keys if key in source} | known
+    for key, count in known.items():
+        if type(count) is not int or count < 1:
+            raise CheckpointError(f"{where}: {key}: expected an integer of at least 1, got {count!r:.80}")
     head_dim = (
         known.get("head_dim")
         or _divided(q_rows, known.get("num_heads"))
         or _divided(kv_rows, known.get("num_kv_heads", 1))
     )
     heads = {
-        "num_heads": known.get("num_heads", q_rows // head_dim),
-        "num_kv_heads": known.get("num_kv_heads", kv_rows // head_dim),
+        "num_heads": known.get("num_heads", q_rows // max(head_dim, 1)),
+        "num_kv_heads": known.get("num_kv_heads", kv_rows // max(head_dim, 1)),
         "head_dim": head_dim,
     }
     if heads["num_heads"] * head_dim != q_rows or heads["num_kv_heads"] * head_dim != kv_rows:

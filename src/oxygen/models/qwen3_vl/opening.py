@@ -203,20 +203,13 @@ def read_qwen3_vl(
     placements = [*trunk_placements(spec), *(place for head in heads for place in head_placements(head))]
     unused = {start: why for head in heads for start, why in known_unused(head).items()}
     weighed = balance(index.tensors, placements, prefix, tied=(HEAD,), unused=unused)
-    further = tuple(_further(checkpoint, name) for name in _lenders(checkpoint))
+    further = tuple(_further(checkpoint, name) for name in checkpoint.declared.get("heads_from", ()))
     spec = replace(spec, heads=(*heads, *(head for other in further for head in other.spec.heads)))
     return Qwen3VLFolder(checkpoint, spec, prefix, weighed, robot, asset_id, further)
 
 
-def _lenders(checkpoint: Checkpoint) -> list[str]:
-    names = checkpoint.declared.get("heads_from") or []
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise CheckpointError(f"{checkpoint.folder}: heads_from: expected a list of folders, got {names!r:.80}")
-    return names
-
-
 def _further(checkpoint: Checkpoint, name: str) -> Qwen3VLFolder:
     other = open_folder(checkpoint.folder / name)
-    if _lenders(other):
+    if other.declared.get("heads_from"):
         raise CheckpointError(f"{other.folder}: a folder that lends its head to {checkpoint.folder} has heads_from too")
     return read_qwen3_vl(other)

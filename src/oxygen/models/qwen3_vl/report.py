@@ -10,13 +10,12 @@ from oxygen.checkpoint.folder import Checkpoint
 from oxygen.checkpoint.headers import names as listed
 from oxygen.checkpoint.values import is_finite, same_values
 from oxygen.core.errors import CheckpointError
+from oxygen.layers.costs import DTYPE_BYTES
 from oxygen.models.qwen3_vl.names import ACTION, PROJECT, TABLE, VISUAL
 from oxygen.models.qwen3_vl.opening import Qwen3VLFolder, read_qwen3_vl
 from oxygen.models.qwen3_vl.spec import Qwen3VLSpec
 from oxygen.processing.starvla import read_dataset_statistics
 from oxygen.processing.statistics import Statistics
-
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2}
 
 
 def report_qwen3_vl(checkpoint: Checkpoint, look: Any) -> dict[str, Any]:

@@ -86,7 +86,12 @@ def _map(data: Mapping[str, Any], name: str, where: str) -> dict[str, Any]:
 
 def read_heads(shapes: Shapes, told: Any, where: str) -> list[HeadSpec]:
     """The head that lies beside the trunk, if one does; what no shape shows must have been told."""
-    derived = _derived_head(shapes)
+    try:
+        derived = _derived_head(shapes)
+    except KeyError as error:
+        raise CheckpointError(f"{where}: missing tensors: {error.args[0]}") from None
+    except (ValueError, IndexError):
+        raise CheckpointError(f"{where}: tensors of the head have shapes of no StarVLA head") from None
     if not isinstance(told or [], list | tuple) or not all(isinstance(head, Mapping) for head in told or ()):
         raise CheckpointError(f"{where}: spec: heads: expected a list of maps, got {told!r:.80}")
     given = [dict(head) for head in told or ()]

@@ -200,7 +200,7 @@ class Decode:
         """Position of the text's next token."""
         return self._store.position(text.item.context_row, text.item.context_len + text.computed)
 
-    def _trunk(self, tokens: Tensor, positions: Tensor, attend: DecodeAttend) -> Tensor:
+    def _trunk(self, tokens: Tensor, positions: Tensor, attend: DecodeAttend | NativeAttend) -> Tensor:
         return self._model.trunk(self._model.embed_tokens(tokens), self._model.rope(positions), attend)
 
     def _hidden_with_tails(self, single: Sequence[Live], ragged: Sequence[Live]) -> Tensor:

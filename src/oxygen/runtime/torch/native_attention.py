@@ -18,6 +18,9 @@ from oxygen.runtime.torch.decode_attention import DecodeAttend
 from oxygen.runtime.torch.runs import LiveText
 from oxygen.runtime.torch.store import RowStore, Store
 
+MOST_TOKENS = 32
+"""Tokens of a chunk up to which the kernel wins in bfloat16; at 50 the library's products are 5 % quicker."""
+
 
 def decode_attend(store: Store, texts: Sequence[LiveText]) -> DecodeAttend | NativeAttend:
     """The quicker `DecodeAttend` for this store. texts: sorted by context row, token i of the pass is text i's."""
@@ -28,7 +31,7 @@ def decode_attend(store: Store, texts: Sequence[LiveText]) -> DecodeAttend | Nat
 
 def act_attend(store: Store, rows: Sequence[int], lengths: Sequence[int], horizon: int, scratch: Scratch) -> Attend:
     """The quicker `ActAttend` for this store: items of `horizon` tokens each on these context rows and lengths."""
-    if not _has_kernel(store):
+    if not _has_kernel(store) or (store.dtype == torch.bfloat16 and horizon > MOST_TOKENS):
         return ActAttend(store, rows, lengths, scratch)
     places = [(row, length, 0, horizon) for row, length in zip(rows, lengths, strict=True)]
     return NativeAttend(store, places, is_act=True)

@@ -16,7 +16,7 @@ import torch
 
 from oxygen.checkpoint.shipped import SHIPPED, resolve
 from oxygen.core.errors import CheckpointError, InvalidInput, Refused, check_number
-from oxygen.runtime.presets import PRESETS
+from oxygen.runtime.presets import PRESETS, is_preset
 from oxygen.runtime.torch.families import FAMILIES, family_of_preset, load, read_folder
 from oxygen.runtime.torch.graphs import MODES
 from oxygen.runtime.torch.runner import TorchRunner, store_shape
@@ -137,7 +137,7 @@ def _open_model(source: Any, device: torch.device, dtype: torch.dtype, seed: int
         _refuse_if_too_large(weight_bytes(source.spec, dtype), device, f"weights of {source.where}")
         return load(source, device, dtype)
     folder = resolve(source)
-    if str(source) in PRESETS and not folder.is_dir():
+    if is_preset(source):
         try:
             preset = replace(PRESETS[str(source)], **changes)
         except (TypeError, CheckpointError) as error:
