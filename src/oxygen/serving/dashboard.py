@@ -63,6 +63,7 @@ async def state(request: Request) -> Response:
         "condition": {"status": word, "message": sentence},
         "server": metadata.greeting(gateway),
         "engine": stats_dict(gateway.engine.stats()),
+        "runner": getattr(gateway.engine.runner, "info", dict)(),  # where it runs, and on what kernels
         "limits": _limits(gateway),
         "totals": dict(gateway.metrics.as_dict()),
         "refusals": {labels[0]: value for labels, value in gateway.metrics.refusals.items()},
