@@ -1,5 +1,6 @@
 """Ask a robot at work, with the `openai` package: the question is answered on what the robot sees now.
 
+pip install openai
 python examples/ask.py "what are you doing?" --session arm-1
 """
 

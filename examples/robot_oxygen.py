@@ -25,7 +25,7 @@ class Arm:
 
     def __init__(self, described: Mapping[str, Any]) -> None:
         self.cameras = [camera["key"] for camera in described["cameras"].values()]
-        self.size = int(described["image"]["size"])
+        self.size = int(described["image"].get("size") or 224)
         self.parts: dict[str, int] = described["state"]["keys"]
         self.state = np.zeros(described["state"]["dim"])
 

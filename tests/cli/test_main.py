@@ -91,3 +91,21 @@ def test_every_command_can_be_imported_and_described(capsys: pytest.CaptureFixtu
             cli.main([name, "--help"])
         assert caught.value.code == 0
         assert f"usage: oxygen {name}" in capsys.readouterr().out
+
+
+def test_a_missing_package_is_one_line_with_what_to_install(monkeypatch, capsys):
+    def gone(name):
+        raise ModuleNotFoundError("No module named 'starlette'", name="starlette")
+
+    monkeypatch.setattr(cli.importlib, "import_module", gone)
+    assert cli.main(["serve", "oxygen-tiny"]) == 1
+    assert capsys.readouterr().err == "oxygen serve: error: starlette is not installed: pip install '.[serve]'\n"
+
+
+def test_a_missing_module_of_our_own_is_a_fault(monkeypatch):
+    def gone(name):
+        raise ModuleNotFoundError("No module named 'oxygen.nowhere'", name="oxygen.nowhere")
+
+    monkeypatch.setattr(cli.importlib, "import_module", gone)
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["serve", "oxygen-tiny"])

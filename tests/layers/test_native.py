@@ -165,8 +165,27 @@ def test_kernels_are_built_once_and_anew_for_another_compiler(monkeypatch, tmp_p
     assert build._built() != first
 
 
-def test_the_switch_turns_them_off():
+@needs_kernels
+@pytest.mark.parametrize("size", [0, 1000, -1])
+def test_a_file_that_broke_off_is_built_anew(monkeypatch, tmp_path, size):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    path = build._built()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:size])
+    assert build._built() == path
+    assert path.read_bytes() == whole
+
+
+def test_a_compiler_that_makes_nothing_is_no_error(monkeypatch, tmp_path):
+    monkeypatch.setenv("CXX", "true")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(build.SWITCH, raising=False)
+    assert build._find.__wrapped__().endswith("made no library")
+
+
+@pytest.mark.parametrize("value", ["0", "off"])
+def test_the_switch_turns_them_off(value):
     program = "from oxygen.layers.native.build import kernels, state; print(kernels(), state())"
-    environment = {**os.environ, build.SWITCH: "0"}
+    environment = {**os.environ, build.SWITCH: value}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert (done.stdout, done.stderr) == (f"None off: {build.SWITCH}=0\n", "")
+    assert (done.stdout, done.stderr) == (f"None off: {build.SWITCH}={value}\n", "")

@@ -152,9 +152,8 @@ def cautions(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             found.append(f"{heading(key)}: the spread is larger than the value itself: {'; '.join(wide)}")
     doubtful, base = [], None
     for row in rows:
-        if (
-            row.get("speedup") == 1 and row.get("mode", "isolated") == "isolated"
-        ):  # the baseline of the rows that follow
+        is_baseline = row.get("speedup") == 1 and row.get("mode", "isolated") == "isolated"
+        if is_baseline:  # of the rows that follow
             base = row
         elif "workload" in row:
             continue  # its frames differ on purpose

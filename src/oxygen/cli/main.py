@@ -34,6 +34,11 @@ COMMANDS = {
 """One line per subcommand. Its module is imported when it is asked for, so `oxygen --help` needs no torch."""
 
 
+EXTRAS = {"serve": "serve", "inspect": "serve", "replay": "serve", "bench": "bench,serve"}
+EXTRAS |= {"demo": "demo,serve", "eval": "demo", "train": "demo"}
+"""What a command needs beyond the plain installation."""
+
+
 class CommandModule(Protocol):
     """What a subcommand's module offers."""
 
@@ -56,7 +61,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, command in COMMANDS.items():
         subparser = commands.add_parser(name, help=command.summary, description=command.summary)
         if name == asked:
-            module = importlib.import_module(command.module)
+            try:
+                module = importlib.import_module(command.module)
+            except ModuleNotFoundError as error:
+                return _without(name, error)
             module.add_arguments(subparser)
     if not arguments:
         parser.print_help(sys.stderr)
@@ -69,12 +77,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     except OxygenError as error:
         print(f"oxygen {args.command}: error: {error}", file=sys.stderr)
         return 1
+    except ModuleNotFoundError as error:
+        return _without(args.command, error)
     except BrokenPipeError:
         # Whoever read the output has gone; the interpreter must not try to flush into the closed pipe at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def _without(name: str, error: ModuleNotFoundError) -> int:
+    """Say which optional package is missing; one of our own is a fault and no matter of installing."""
+    if error.name is None or error.name.split(".")[0] == "oxygen":
+        raise error
+    print(f"oxygen {name}: error: {error.name} is not installed: pip install '.[{EXTRAS[name]}]'", file=sys.stderr)
+    return 1
 
 
 def _set_up_log(level: str) -> None:

@@ -178,7 +178,7 @@ class ChatProcessor:
             **robot.metadata,
             "robot": robot.name,
             "cameras": {c.name: {"required": c.required, "key": ".".join(c.keys[0])} for c in robot.cameras},
-            "state": {"dim": robot.state_dim},
+            "state": {"dim": robot.state_dim, "keys": {".".join(part.keys[0]): part.dim for part in robot.state}},
             "actions": {"dim": robot.action_dim, "horizon": max(e.horizon for e in config.experts.values())}
             if config.experts
             else {"dim": robot.action_dim},

@@ -182,7 +182,7 @@ def greeting(gateway: Gateway, session: str) -> dict[str, Any]:
     default, written = normalization.get("asset_id"), None if robot.get("experts") else robot.get("fast")
     return told | {
         "action_chunk_size": written["horizon"] if written else limits.horizon,
-        "model_action_dim": written["action_dim"] if written else limits.action_dim,
+        "model_action_dim": written["action_dim"] if written else gateway.processor.robot.action_dim,
         "model_state_dim": gateway.processor.robot.state_dim,
         "available_unnorm_keys": normalization.get("asset_ids", [default] if default else []),
         "default_unnorm_key": default,

@@ -13,6 +13,7 @@ import logging
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 from functools import cache
@@ -24,6 +25,7 @@ SOURCES = ("attention.cpp", "passes.cpp", "products.cpp", "lanes.h")
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared")
 BUILD_SECONDS = 120
 SWITCH = "OXYGEN_NATIVE"
+OFF = ("0", "off", "false", "no")
 
 
 class Unavailable(Exception):
@@ -54,15 +56,15 @@ def _find() -> ctypes.CDLL | str:
         return library
     except (Unavailable, OSError) as error:
         reason = f"off: {error}"
-        if os.environ.get(SWITCH) != "0":
+        if os.environ.get(SWITCH, "").lower() not in OFF:
             log.warning("compiled kernels are %s; slower library calls do their work", reason)
         return reason
 
 
 def _built() -> Path:
     """The compiled library, made now if there is none yet."""
-    if os.environ.get(SWITCH) == "0":
-        raise Unavailable(f"{SWITCH}=0")
+    if (value := os.environ.get(SWITCH, "").lower()) in OFF:
+        raise Unavailable(f"{SWITCH}={value}")
     if platform.system() != "Linux":
         raise Unavailable(f"built on Linux only, this is {platform.system()}")
     compiler = shutil.which(os.environ.get("CXX") or "g++") or shutil.which("c++")
@@ -72,13 +74,28 @@ def _built() -> Path:
     depends = ([source.read_bytes() for source in sources], FLAGS, _run(compiler, "--version"), _processor())
     name = hashlib.sha256(repr(depends).encode())
     path = _cache_folder() / f"kernels-{name.hexdigest()[:16]}.so"
-    if not path.exists():
+    if not _is_whole(path):  # a power cut may have left a part, which would kill whoever loads it
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:  # moved whole: others may build at the same time
             made = Path(folder) / path.name
             _run(compiler, *FLAGS, *(str(source) for source in sources if source.suffix == ".cpp"), "-o", str(made))
+            if not _is_whole(made):
+                raise Unavailable(f"{compiler} made no library")
             made.replace(path)
     return path
+
+
+def _is_whole(path: Path) -> bool:
+    """Whether this is a 64-bit ELF file up to its last byte: its section table comes last."""
+    try:
+        with path.open("rb") as file:
+            head = file.read(64)
+    except FileNotFoundError:
+        return False
+    if len(head) < 64 or head[:5] != b"\x7fELF\x02":
+        return False
+    start, size, count = struct.unpack_from("Q", head, 40)[0], *struct.unpack_from("HH", head, 58)
+    return path.stat().st_size >= start + size * count
 
 
 def _openmp_runtimes() -> set[str]:
