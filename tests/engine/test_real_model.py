@@ -34,8 +34,9 @@ def pi05_parts():
 
 
 def qwen_parts():
-    """Random weights, made lively, with three heads; pictures stay small."""
+    """Random weights, made lively, with three heads; pictures stay small. Attention heads have a compiled kernel."""
     spec = PRESETS["qwen3vl-tiny"]
+    spec = replace(spec, trunk=replace(spec.trunk, head_dim=32, rope_sections=(8, 4, 4)))
     changes, processor = untrained_qwen3_vl(spec, "libero")
     model = build(replace(spec, **changes), seed=0)
     with torch.no_grad():

@@ -31,10 +31,12 @@ WORDS = 190
 
 
 def small_qwen(num_kv_heads: int = 1) -> Qwen3VLSpec:
+    """One KV head: of a size with compiled attention. Two: of one without."""
     tiny = PRESETS["qwen3vl-tiny"]
+    kernels = {"head_dim": 32, "rope_sections": (8, 4, 4)} if num_kv_heads == 1 else {}
     sized = replace(
         tiny,
-        trunk=replace(tiny.trunk, depth=3, num_kv_heads=num_kv_heads),
+        trunk=replace(tiny.trunk, depth=3, num_kv_heads=num_kv_heads, **kernels),
         vocab_size=211,
         image_id=200,
         vision_start_id=201,

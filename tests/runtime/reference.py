@@ -17,11 +17,12 @@ from oxygen.runtime.torch.sampler import SamplingRows, sample
 
 
 def small_spec(num_kv_heads: int = 1) -> Pi05Spec:
-    tiny = PRESETS["pi05-tiny"]
+    """One KV head: of a size with compiled attention. Two: of one without."""
+    tiny, head_dim = PRESETS["pi05-tiny"], 32 if num_kv_heads == 1 else 16
     return replace(
         tiny,
-        trunk=replace(tiny.trunk, width=64, mlp_width=128, num_kv_heads=num_kv_heads, head_dim=16, depth=3),
-        expert=replace(tiny.expert, width=48, mlp_width=96, num_kv_heads=num_kv_heads, head_dim=16, depth=3),
+        trunk=replace(tiny.trunk, width=64, mlp_width=128, num_kv_heads=num_kv_heads, head_dim=head_dim, depth=3),
+        expert=replace(tiny.expert, width=48, mlp_width=96, num_kv_heads=num_kv_heads, head_dim=head_dim, depth=3),
         vision=replace(tiny.vision, width=48, mlp_width=96, depth=1, image_size=32),
         vocab_size=211,
         horizon=5,

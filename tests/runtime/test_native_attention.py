@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+from runtime.families import FAMILIES
+from runtime.harness import Text, play_out
 
 from oxygen.layers.native import build
 from oxygen.layers.torch import native
@@ -102,6 +104,49 @@ def test_scores_far_from_zero_neither_overflow_nor_vanish():
     for scale in (1e-6, 1e3, 1e8):
         wanted = PlainDecodeAttend(store, texts)(0, q * scale, k, v)
         torch.testing.assert_close(decode_attend(store, texts)(0, q * scale, k, v), wanted, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize(("what", "value"), [("keys", "nan"), ("values", "nan"), ("values", "inf"), ("values", "-inf")])
+def test_what_is_not_finite_shows_wherever_it_stands(dtype, what, value):
+    """At the first and the last key, in a whole vector of scores and in what is left over; in its own text only."""
+    for length, at in ((1, 0), (16, 0), (17, 16), (47, 30), (90, 89)):
+        store = make_store(1, 32, dtype)
+        q, k, v = qkv(2, 8, store)
+        texts = [LiveText(0, length, 0, 0), LiveText(1, length, 1, 0)]
+        clean = decode_attend(store, texts)(0, q, k, v)
+        getattr(store.contexts, what)[0][1, 0, at] = float(value)
+        faulty = decode_attend(store, texts)(0, q, k, v)
+        assert torch.equal(faulty[0], clean[0]) and not faulty[1].isfinite().any()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_small_models_cover_both_ways(name):
+    """The other tests of the runtime run on these: with one KV head they attend here, with two in the library."""
+    assert [FAMILIES[name].model(n).spec.trunk.head_dim in native.HEAD_DIMS for n in (1, 2)] == [True, False]
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_rounds_of_any_company_give_a_text_its_bits(name, monkeypatch):
+    """Through the whole trunk, up to the number of rows that the compiled products take."""
+    rig = FAMILIES[name].rig(max_texts=native.MOST_ROWS)
+    inputs = {row: rig.frame(row, row % 3, 4 + row) for row in range(7)}
+    rig.fill(inputs)
+    texts = [Text(i % 7, inputs[i % 7].num_tokens, i, 5, (3 + i % 5,)) for i in range(native.MOST_ROWS)]
+    seen: list[torch.Tensor] = []
+    logits = rig.runner._model.logits
+    monkeypatch.setattr(rig.runner._model, "logits", lambda hidden: seen.append(hidden.clone()) or logits(hidden))
+
+    def hidden(company):
+        seen.clear()
+        play_out(rig.runner, [t.fresh() for t in company], 5)
+        return torch.stack(seen)  # [rounds, texts by context row, width]
+
+    for size in (3, native.MOST_ROWS):
+        company = sorted(texts[:size], key=lambda t: (t.context_row, t.tail_row))
+        together = hidden(company)
+        for i, text in enumerate(company[::7]):
+            assert torch.equal(together[:, 7 * i], hidden([text])[:, 0])
 
 
 def test_what_has_no_kernel_goes_through_the_library():
